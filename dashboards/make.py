@@ -1,5 +1,5 @@
-"""Makes the Grafana dashboards: ``python -m dashboards.make`` writes them, ``--check`` says whether
-the written ones are these.
+"""Grafana dashboards: ``python -m dashboards.make`` writes them, ``--check`` compares the written
+ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dashboards.service import service_panels
 FOLDER = Path(__file__).parent / "grafana" / "dashboards"
 COLUMNS = 24
 DEFAULT = {"text": "default", "value": "default"}
-"""The data source that is Grafana's default."""
+"""Grafana's default data source."""
 
 
 # Dashboards
@@ -37,7 +37,7 @@ DEFAULT = {"text": "default", "value": "default"}
 
 
 def variables() -> list[Json]:
-    """The data source, and which runs are shown."""
+    """Variables of a dashboard: data source and runs."""
     query = "label_values(tianflow_run_ready, run)"
     return [
         {
@@ -62,7 +62,7 @@ def variables() -> list[Json]:
 
 
 def dashboard(uid: str, title: str, about: str, panels: Sequence[Json]) -> Json:
-    """A dashboard; panels flow from left to right and wrap."""
+    """A dashboard whose panels flow from left to right and wrap."""
     x = y = row = 0
     for number, made in enumerate(panels, start=1):
         place = made["gridPos"]
@@ -99,40 +99,40 @@ def dashboard(uid: str, title: str, about: str, panels: Sequence[Json]) -> Json:
 
 
 def overview() -> Json:
-    """Does it learn, how fast, and what holds it back."""
+    """Return, throughput and bottleneck."""
     dropped = rate_by("run, reason", "trajectories_dropped_total")
     return dashboard(
         "tianflow-overview",
         "tianflow: overview",
-        "Does it learn, how fast, and what holds it back.",
+        "Return, throughput and bottleneck of runs.",
         [
-            figure(
-                "State", "What the run is doing.", f"{now('run_state')} == 1", legend="{{state}}"
-            ),
+            figure("State", "State of the run.", f"{now('run_state')} == 1", legend="{{state}}"),
             figure(
                 "Bottleneck",
-                "What bounds the throughput now.",
+                "Current bottleneck of the throughput.",
                 f"{now('diagnosis')} == 1",
                 legend="{{verdict}}",
             ),
             figure(
-                "Mean return", "Of the last 100 episodes of training.", now("episode_return_mean")
+                "Mean return",
+                "Mean of the last 100 episodes of training.",
+                now("episode_return_mean"),
             ),
             figure("Steps", "Environment steps per second.", rate("env_steps_total"), unit="ops"),
             figure(
                 "Staleness",
-                "Highest of the last 1,000 trajectories, in updates.",
+                "Maximum of the last 1,000 trajectories, in updates.",
                 now("staleness_max_updates"),
             ),
             figure(
                 "Violations",
-                "Trajectories beyond the bound: always 0.",
+                "Trajectories trained on beyond the bound: always 0.",
                 now("staleness_violations_total"),
                 bad_from=1,
             ),
             lines(
                 "Return",
-                "Of the last 100 episodes of training, and of the newest evaluation.",
+                "Return of the last 100 episodes of training, and of the newest evaluation.",
                 (now("episode_return_mean"), "{{run}} mean"),
                 (now("episode_return_min"), "{{run}} min"),
                 (now("episode_return_max"), "{{run}} max"),
@@ -141,15 +141,14 @@ def overview() -> Json:
             ),
             lines(
                 "Environment steps",
-                "Made by actors, and trained on by the learner; with replay, as often as they "
-                "were drawn.",
+                "Steps of the actors, and steps trained on; with replay, each draw counts.",
                 (rate("env_steps_total"), "{{run}} made"),
                 (rate_by("run", "samples_trained_total"), "{{run}} trained on"),
                 unit="ops",
             ),
             lines(
                 "Staleness",
-                "Of the last 1,000 trajectories, against the bound.",
+                "Staleness of the last 1,000 trajectories, and its bound.",
                 (now("staleness_mean_updates"), "{{run}} mean"),
                 (now("staleness_max_updates"), "{{run}} max"),
                 (now("staleness_bound_updates"), "{{run}} bound"),
@@ -163,11 +162,14 @@ def overview() -> Json:
             time_shares("Learner's time", "learner"),
             time_shares("Actors' time", "actor-.+"),
             lines(
-                "Dropped trajectories", "By reason.", (dropped, "{{run}} {{reason}}"), unit="ops"
+                "Dropped trajectories",
+                "Drops per second, by reason.",
+                (dropped, "{{run}} {{reason}}"),
+                unit="ops",
             ),
             lines(
                 "Update time",
-                "Seconds of one update, and of publishing its weights.",
+                "Time of one update, and of publishing its weights.",
                 (quantile(0.5, "learner_update_seconds"), "{{run}} update, median"),
                 (quantile(0.99, "learner_update_seconds"), "{{run}} update, p99"),
                 (mean("weights_publish_seconds"), "{{run}} publish, mean"),
@@ -175,7 +177,7 @@ def overview() -> Json:
             ),
             lines(
                 "Actors and restarts",
-                "Actors asked for and reporting; restarts of host processes in the last hour.",
+                "Actors wanted and reporting; restarts of host processes in the last hour.",
                 (now("actors_wanted"), "{{run}} wanted"),
                 (now("actors"), "{{run}} reporting"),
                 (
@@ -185,7 +187,7 @@ def overview() -> Json:
             ),
             lines(
                 "Coordinator",
-                "How late its event loop runs, and the age of the newest checkpoint.",
+                "Delay of its event loop, and age of the newest checkpoint.",
                 (quantile(0.99, "loop_lag_seconds"), "{{run}} loop lag, p99"),
                 (
                     f"time() - ({now('checkpoint_last_success_timestamp_seconds')} > 0)",
@@ -195,8 +197,8 @@ def overview() -> Json:
             ),
             lines(
                 "Sinks",
-                "Rows of history for each sink, and those that it did not get: it was too slow "
-                "for them, or it had failed.",
+                "Rows of history offered to each sink, and rows that a slow or failed sink did not "
+                "receive.",
                 (rate("sink_rows_total"), "{{run}} {{sink}} offered"),
                 (rate("sink_rows_dropped_total"), "{{run}} {{sink}} dropped"),
                 unit="ops",
@@ -208,18 +210,18 @@ def overview() -> Json:
 
 
 def balance() -> Json:
-    """How old samples are, why, and what the controllers do about it."""
+    """Staleness, its causes, and the controllers."""
     actors = "run, component"
     return dashboard(
         "tianflow-balance",
         "tianflow: balance",
-        "How old samples are, why, and what the controllers do about it.",
+        "Staleness of samples, its causes, and the controllers' actions.",
         [
+            figure("Bound", "Maximum staleness in force.", now("staleness_bound_updates")),
             figure(
-                "Bound", "Highest staleness that may be trained on.", now("staleness_bound_updates")
-            ),
-            figure(
-                "Staleness p99", "Of the last 1,000 trajectories.", now("staleness_p99_updates")
+                "Staleness p99",
+                "99th percentile of the last 1,000 trajectories.",
+                now("staleness_p99_updates"),
             ),
             figure(
                 "Publish lag",
@@ -228,7 +230,7 @@ def balance() -> Json:
             ),
             figure(
                 "Controller",
-                "Whose demand is in force.",
+                "Controller whose request is in force.",
                 f"{now('balance_controller_winning')} == 1",
                 legend="{{controller}}",
             ),
@@ -248,12 +250,12 @@ def balance() -> Json:
             ),
             heatmap(
                 "Staleness at use",
-                "Trained trajectories by their staleness.",
+                "Trained trajectories by staleness.",
                 f"sum by (le) (increase({now('staleness_updates_bucket')}[{RATE}]))",
             ),
             lines(
                 "Where staleness comes from",
-                "Mean of the two parts: until commit, and from commit to use.",
+                "Means of its two parts: until commit, and from commit to use.",
                 (mean("staleness_in_flight_updates"), "{{run}} in flight"),
                 (mean("staleness_in_queue_updates"), "{{run}} in queue"),
                 (now("staleness_bound_updates"), "{{run}} bound"),
@@ -268,7 +270,7 @@ def balance() -> Json:
             ),
             lines(
                 "Queue",
-                "Trajectories that wait for the learner, open ones, and slots.",
+                "Trajectories that wait for the learner, open trajectories, and slots.",
                 (now("queue_trajectories"), "{{run}} queued"),
                 (now("trajectories_open"), "{{run}} open"),
                 (now("slots_free"), "{{run}} free slots"),
@@ -276,13 +278,13 @@ def balance() -> Json:
             ),
             lines(
                 "Age of the queue",
-                "Of its oldest trajectory.",
+                "Time since the oldest commit in the queue.",
                 (now("queue_oldest_age_seconds"), "{{run}}"),
                 unit="s",
             ),
             lines(
                 "Trajectories",
-                "Begun, committed, trained on, inserted into replay, dropped and cut.",
+                "Trajectories per second: begun, committed, trained on, inserted, dropped and cut.",
                 (rate("trajectories_begun_total"), "{{run}} begun"),
                 (rate("trajectories_committed_total"), "{{run}} committed"),
                 (rate("trajectories_trained_total"), "{{run}} trained"),
@@ -294,8 +296,8 @@ def balance() -> Json:
             ),
             lines(
                 "Trained share of each actor",
-                "Environment steps trained on, of those committed; 0 with replay, where items are "
-                "trained on.",
+                "Environment steps trained on over steps committed; 0 with replay, which trains on "
+                "items.",
                 (
                     (
                         f"{rate_by(actors, 'steps_trained_total')} / "
@@ -307,13 +309,13 @@ def balance() -> Json:
             ),
             lines(
                 "Off-policyness",
-                "How far the acting policies are from the learning one.",
+                "Distance of the acting policies from the learning policy.",
                 (now("off_policy_kl_nats"), "{{run}} KL in nats"),
                 (now("effective_sample_ratio"), "{{run}} effective sample ratio"),
             ),
             lines(
                 "Versions",
-                "Published, and settled without being published.",
+                "Versions published, and versions settled without being published.",
                 (rate("weights_published_total"), "{{run}} published"),
                 (rate("weights_skipped_total"), "{{run}} skipped"),
                 unit="ops",
@@ -326,7 +328,7 @@ def balance() -> Json:
             ),
             lines(
                 "Settings in force",
-                "Newest generation, and the oldest still in force in a component.",
+                "Newest generation, and oldest generation in force in a component.",
                 (now("balance_settings_generation"), "{{run}} newest"),
                 (
                     f"min by (run) ({now('component_settings_generation')})",
@@ -335,7 +337,7 @@ def balance() -> Json:
             ),
             lines(
                 "Changes",
-                "Live changes per second.",
+                "Live changes of settings per second.",
                 (rate("settings_changes_total"), "{{run}} in force"),
                 (rate("settings_refused_total"), "{{run}} refused"),
                 unit="ops",
@@ -346,7 +348,7 @@ def balance() -> Json:
 
 
 def files() -> dict[Path, str]:
-    """Every dashboard's path and text."""
+    """Path and text of every dashboard."""
     made = {"overview": overview(), "balance": balance()}
     return {
         FOLDER / f"{name}.json": json.dumps(board, indent=2, ensure_ascii=False) + "\n"
@@ -355,7 +357,7 @@ def files() -> dict[Path, str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write them; with ``--check``, 1 if those on disk differ."""
+    """Write the dashboards; with ``--check``, return 1 if those on disk differ."""
     made = files()
     if "--check" in arguments:
         stale = [
@@ -364,7 +366,7 @@ def main(arguments: Sequence[str]) -> int:
             if not path.is_file() or path.read_text(encoding="utf-8") != text
         ]
         if stale:
-            sys.stderr.write(f"not as made: {', '.join(stale)}; run: python -m dashboards.make\n")
+            sys.stderr.write(f"out of date: {', '.join(stale)}; run: python -m dashboards.make\n")
         return 1 if stale else 0
     for path, text in made.items():
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Parts of Grafana dashboards: PromQL expressions, and the panels that show them."""
+"""Panels of Grafana dashboards, and PromQL expressions for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 def now(name: str, *matchers: str) -> str:
-    """A series as it is."""
+    """The current values of a series."""
     return f"tianflow_{name}{{{', '.join((RUN, *matchers))}}}"
 
 
@@ -31,19 +31,19 @@ def rate_by(labels: str, name: str, *matchers: str) -> str:
 
 
 def mean(histogram: str) -> str:
-    """Mean of what a histogram counted lately."""
+    """Recent mean of a histogram."""
     return (
         f"sum by (run) ({rate(histogram + '_sum')}) / sum by (run) ({rate(histogram + '_count')})"
     )
 
 
 def quantile(q: float, histogram: str) -> str:
-    """A quantile of what a histogram counted lately."""
+    """Recent quantile of a histogram."""
     return f"histogram_quantile({q}, {rate_by('run, le', histogram + '_bucket')})"
 
 
 def shares(component: str) -> str:
-    """Fractions of time in each state, over all components whose name matches."""
+    """Shares of time in each state, over all components whose name matches."""
     times = rate_by("run, state", "component_time_seconds_total", f'component=~"{component}"')
     total = rate_by("run", "component_time_seconds_total", f'component=~"{component}"')
     return f"{times} / on (run) group_left () {total}"
@@ -135,7 +135,7 @@ def figure(
     unit: str = "short",
     bad_from: float | None = None,
 ) -> Json:
-    """One number, or the name of a series that is there now; red from ``bad_from`` on."""
+    """One number, or the name of a current series; red from ``bad_from`` on."""
     steps: list[Json] = [{"color": "text", "value": None}]
     if bad_from is not None:
         steps = [{"color": "green", "value": None}, {"color": "red", "value": bad_from}]
@@ -162,7 +162,7 @@ def figure(
         fieldConfig={"defaults": defaults, "overrides": []},
         options=options,
     )
-    if named:  # over a range, every name that was there at any time would be shown
+    if named:  # a range would show every name that occurred in it
         made["targets"][0] |= {"instant": True, "range": False}
     return made
 

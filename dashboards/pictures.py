@@ -1,9 +1,9 @@
-"""Draws some panels as a real Prometheus answers them: ``python -m dashboards.pictures [MINUTES]
+"""Pictures of panels with the data of a real Prometheus: ``python -m dashboards.pictures [MINUTES]
 [CONFIG] [SETTING=VALUE ...]``.
 
-Trains for so many minutes with Prometheus scraping, changes the bound half-way, asks for the
-panels' expressions over that time, and leaves ``panels-light.png`` and ``panels-dark.png`` here.
-Needs prometheus and chromium, and the extra ``dev``.
+It trains for ``MINUTES`` while Prometheus scrapes, changes the bound half-way, and queries the
+panels' expressions over that time. It writes ``panels-light.png`` and ``panels-dark.png`` beside
+this file. It needs prometheus, chromium and the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 
 from dashboards import make
 from dashboards.panels import Json
-from tianflow.report.charts import Line, line_chart, share_chart
-from tianflow.report.markup import Markup, element
-from tianflow.report.style import CSS
+from tianflow.report.markup import element
+from tianflow.report.scripts import bundled, data, policy
+from tianflow.report.style import css
 from tianflow.rundir.control_file import ControlFile
 
 HERE = Path(__file__).parent
@@ -39,12 +39,15 @@ SHOWN = (
     *(("balance", title) for title in ("Where staleness comes from", "Credits")),
 )
 STEP_S, WINDOW = 5, "20s"
+PROGRAM = HERE / "pictures.js"
+LIMITS = frozenset({"bound", "target", "in force", "asked for", "ceiling"})
+"""Series that hold their value until the next one."""
 UNITS = {"ops": "per second", "short": "", "s": "seconds", "percentunit": "share"}
 RUN = "pictured"
 
 
 def panels() -> list[Json]:
-    """Those of `SHOWN`, as they are made."""
+    """The panels of `SHOWN`, as `dashboards.make` makes them."""
     boards = {"overview": make.overview(), "balance": make.balance()}
     return [
         next(panel for panel in boards[board]["panels"] if panel["title"] == title)
@@ -52,50 +55,64 @@ def panels() -> list[Json]:
     ]
 
 
-def ask(address: str, query: str, start: float, end: float) -> list[Json]:
-    """What ``query`` was at every step from ``start`` to ``end``."""
-    query = query.replace("$run", RUN).replace("$__rate_interval", WINDOW)
-    words = urllib.parse.urlencode({"query": query, "start": start, "end": end, "step": STEP_S})
+def query(address: str, expression: str, start: float, end: float) -> list[Json]:
+    """The series of ``expression`` at every step from ``start`` to ``end``."""
+    given = {
+        "query": expression.replace("$run", RUN).replace("$__rate_interval", WINDOW),
+        "start": start,
+        "end": end,
+        "step": STEP_S,
+    }
+    words = urllib.parse.urlencode(given)
     with urllib.request.urlopen(f"{address}/api/v1/query_range?{words}", timeout=30.0) as response:  # noqa: S310 - the Prometheus of this program
         found: list[Json] = json.load(response)["data"]["result"]
     return found
 
 
-def named(legend: str, labels: dict[str, str]) -> str:
-    """A series' name, without the one run that there is."""
+def series_name(legend: str, labels: dict[str, str]) -> str:
+    """The name of a series, without the name of the only run."""
     for label, value in labels.items():
         legend = legend.replace("{{" + label + "}}", "" if label == "run" else value)
     return legend.replace("{{run}}", "").strip()
 
 
-def drawn(panel: Json, address: str, start: float, end: float) -> Markup:
-    """A panel's picture."""
+def measured_panel(panel: Json, address: str, start: float, end: float) -> Json:
+    """Title, unit, times and series of a panel."""
     times = [float(STEP_S * place) for place in range(int(end - start) // STEP_S + 1)]
-    series: dict[str, list[float | None]] = {}
+    series: dict[str, Json] = {}
     for target in panel["targets"]:
-        for found in ask(address, target["expr"], start, end):
+        for found in query(address, target["expr"], start, end):
             values: dict[int, float] = {
                 round((at - start) / STEP_S): float(value) for at, value in found["values"]
             }
-            series[named(target["legendFormat"], found["metric"])] = [
-                values.get(place) for place in range(len(times))
-            ]
-    key, colours = (
-        f"p{panel['title'].replace(' ', '-')}",
-        {name: place % 8 for place, name in enumerate(series)},
-    )
-    if "stacking" in panel["fieldConfig"]["defaults"]["custom"]:
-        return share_chart(
-            key=key, title=panel["title"], times=times, parts=series, colours=colours
-        )
-    unit = UNITS[panel["fieldConfig"]["defaults"]["unit"]]
-    held = {
-        name for name in series if name in {"bound", "target", "in force", "asked for", "ceiling"}
+            name = series_name(target["legendFormat"], found["metric"])
+            series[name] = {
+                "steps": name in LIMITS,
+                "values": [values.get(place) for place in range(len(times))],
+            }
+    defaults = panel["fieldConfig"]["defaults"]
+    shares = "stacking" in defaults["custom"]
+    return {
+        "title": panel["title"],
+        "unit": "share of time" if shares else UNITS[defaults["unit"]],
+        "times": times,
+        "shares": shares,
+        "series": series,
     }
-    lines = [
-        Line(name, values, colours[name], steps=name in held) for name, values in series.items()
-    ]
-    return line_chart(key=key, title=panel["title"], unit=unit, times=times, lines=lines)
+
+
+def page(panels: Sequence[Json]) -> str:
+    """The pictures of ``panels`` as an HTML document."""
+    script = bundled(PROGRAM)
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy(script)),
+        element("style", css()),
+    )
+    sheet = element("main", element("div", class_="charts", id="charts"), data(panels, "panels"))
+    body = element("body", sheet, element("script", script))
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
 # A run and its Prometheus
@@ -104,7 +121,7 @@ def drawn(panel: Json, address: str, start: float, end: float) -> Markup:
 
 @contextmanager
 def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended in the end."""
+    """A process that is terminated on exit."""
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)  # noqa: S603 - named in this file
     try:
@@ -115,16 +132,16 @@ def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def address_of(directory: Path, training: subprocess.Popen[bytes]) -> str:
-    """Where the run listens, as soon as it does."""
+    """The address of the run, as soon as it listens."""
     while (file := ControlFile.read(directory)) is None:
         if training.poll() is not None:
-            raise SystemExit(f"the run ended at once, with {training.returncode}")
+            raise SystemExit(f"the run exited at the start with code {training.returncode}")
         time.sleep(0.2)
     return file.address.removeprefix("http://")
 
 
 def configured(folder: Path, target: str) -> Path:
-    """The committed scrape file, with one target."""
+    """A copy of the scrape file with one target."""
     shutil.copytree(HERE / "prometheus", folder)
     for path in (folder / "targets").glob("*.json"):
         path.unlink()
@@ -132,8 +149,8 @@ def configured(folder: Path, target: str) -> Path:
     return folder / "prometheus.yml"
 
 
-def measured(folder: Path, minutes: float, config: str, settings: Sequence[str]) -> list[Markup]:
-    """Pictures of a run of so many minutes."""
+def measured(folder: Path, minutes: float, config: str, settings: Sequence[str]) -> list[Json]:
+    """Panels of a run that trains for ``minutes``."""
     program = (sys.executable, "-m", "tianflow")
     given = ("run.target_return=null", "run.max_env_steps=null", f"run.name={RUN}", *settings)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -154,13 +171,13 @@ def measured(folder: Path, minutes: float, config: str, settings: Sequence[str])
             )
             time.sleep(minutes * 30.0)
             return [
-                drawn(panel, f"http://{listen}", start, start + minutes * 60.0)
+                measured_panel(panel, f"http://{listen}", start, start + minutes * 60.0)
                 for panel in panels()
             ]
 
 
-async def photograph(page: Path) -> None:
-    """Leave a light and a dark picture of ``page``."""
+async def photograph(path: Path) -> None:
+    """Take a light and a dark screenshot of the page at ``path``."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
@@ -172,24 +189,19 @@ async def photograph(page: Path) -> None:
             view = await browser.new_page(
                 viewport={"width": 1160, "height": 600}, color_scheme=scheme
             )
-            await view.goto(page.as_uri())
+            await view.goto(path.as_uri())
             await view.screenshot(path=HERE / f"panels-{scheme}.png", full_page=True)
         await browser.close()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, ask, draw."""
+    """Train, query, draw."""
     minutes, config, *settings = [*arguments, *("4", "cartpole_impala")[len(arguments) :]]
     with tempfile.TemporaryDirectory() as name:
-        pictures = measured(Path(name), float(minutes), config, settings)
-        sheet = element("main", element("div", *pictures, class_="charts"))
-        head = element("head", element("meta", charset="utf-8"), element("style", CSS))
-        page = Path(name) / "page.html"
-        page.write_text(
-            "<!DOCTYPE html>\n" + element("html", head, element("body", sheet), lang="en"),
-            encoding="utf-8",
-        )
-        asyncio.run(photograph(page))
+        path = Path(name) / "page.html"
+        text = page(measured(Path(name), float(minutes), config, settings))
+        path.write_text(text, encoding="utf-8")
+        asyncio.run(photograph(path))
     return 0
 
 

@@ -1,35 +1,33 @@
-"""Panels of a service that holds many runs, and of what holds each of them back."""
+"""Panels of a service that holds many runs, and of their bottlenecks."""
 
 from __future__ import annotations
 
 from dashboards.panels import Json, lines, now
 
 HELD = "tianflow_service_runs"
-"""Of the service, which no run is the label of."""
+"""A metric of the service itself, without the label ``run``."""
 
 
 def service_panels() -> list[Json]:
-    """How many runs are in each state, and what they wait for. Without a service the first two are
-    empty.
-    """
+    """Runs by state, and their waits and bottlenecks. Without a service the first two are empty."""
     return [
-        lines("Service: runs", "That the service remembers, by state.", (HELD, "{{state}}")),
+        lines("Service: runs", "Runs of the service, by state.", (HELD, "{{state}}")),
         lines(
-            "Service: runs that failed or were started again",
-            "In the last hour.",
+            "Service: failures and restarts",
+            "Failed runs and restarted processes of the last hour.",
             (f'delta({HELD}{{state="failed"}}[1h])', "failed"),
-            ("increase(tianflow_service_run_restarts_total[1h])", "processes started again"),
+            ("increase(tianflow_service_run_restarts_total[1h])", "restarted processes"),
         ),
         lines(
-            "Who waits",
+            "Waiting",
             "Share of the last seconds in which the learner waited for samples, and actors for "
-            "permission: what the diagnosis looks at.",
+            "credits, as the diagnosis sees it.",
             (now("waiting_ratio"), "{{run}} {{role}}"),
             unit="percentunit",
         ),
         lines(
             "Diagnosis",
-            "What holds each run back.",
+            "Bottleneck of each run.",
             (f"{now('diagnosis')} == 1", "{{run}} {{verdict}}"),
         ),
     ]

@@ -1,5 +1,5 @@
-"""Tells Prometheus where the runs are that go on: ``python dashboards/targets.py [RUNS_DIR]``,
-again after each start.
+"""Targets file of Prometheus: ``python dashboards/targets.py [RUNS_DIR]`` writes the addresses of
+active runs. Repeat it after each start of a run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ TARGETS = Path(__file__).parent / "prometheus" / "targets" / "runs.json"
 
 
 def addresses(runs_dir: Path) -> list[str]:
-    """``host:port`` of every run under ``runs_dir`` that goes on; of a service that holds runs
-    there, its own instead of theirs.
+    """``host:port`` of every active run under ``runs_dir``. A service that holds runs there has its
+    own address instead of theirs.
     """
     service = ControlFile.read(runs_dir, SERVICE)
     held = service is not None and service.alive
@@ -31,7 +31,7 @@ def addresses(runs_dir: Path) -> list[str]:
 
 
 def write(runs_dir: Path, targets: Path) -> list[str]:
-    """Put the addresses into ``targets``, whole or not at all: Prometheus watches the file."""
+    """Replace ``targets`` by the addresses in one step: Prometheus watches the file."""
     found = addresses(runs_dir)
     temporary = targets.with_suffix(".new")
     temporary.write_text(json.dumps([{"targets": found}]) + "\n", encoding="utf-8")
@@ -41,4 +41,4 @@ def write(runs_dir: Path, targets: Path) -> list[str]:
 
 if __name__ == "__main__":
     written = write(Path(sys.argv[1] if len(sys.argv) > 1 else "runs"), TARGETS)
-    sys.stdout.write(f"{TARGETS}: {', '.join(written) or 'no run goes on'}\n")
+    sys.stdout.write(f"{TARGETS}: {', '.join(written) or 'no active run'}\n")

@@ -751,4 +751,4 @@ def test_status_as_json_is_what_the_run_says(running: Running) -> None:
 
 
 def test_status_without_runs_says_so(running: Running) -> None:
-    assert "no run is going on in 'elsewhere'\n" == run("status", "--runs-dir", "elsewhere").stdout
+    assert "no active run in 'elsewhere'\n" == run("status", "--runs-dir", "elsewhere").stdout

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import structlog
@@ -27,16 +26,17 @@ from tianflow.cli.screen import (
     summary_text,
 )
 from tianflow.core.formatting import duration, number
+from tianflow.core.jsonable import json_ready
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import ComponentStatistics, TimeShares
 from tianflow.ledger.ledger import Ledger
 from tianflow.observability.rates import RunRates
-from tianflow.observability.run_document import describe, time_left
+from tianflow.observability.run_document import RunDocument, describe, time_left
 from tianflow.rundir.summary import lost
 
 
-def described(run: FakeRun, rates: RunRates | None = None) -> dict[str, Any]:
+def described(run: FakeRun, rates: RunRates | None = None) -> RunDocument:
     rates = RunRates(read=run.statistics) if rates is None else rates
     return describe(rates.sample(), run.config, rates)
 
@@ -259,9 +259,9 @@ def test_time_before_training_does_not_count_towards_the_limit_of_seconds() -> N
 
 
 def test_an_evaluation_that_a_run_waits_for_is_named(run: FakeRun) -> None:
-    seen = {**described(run), "state": "stopping", "bottleneck": "stopping"}
-    assert plain_line({**seen, "evaluating": True}).endswith("  stopping  evaluating")
-    assert plain_line({**seen, "evaluating": False}).endswith("  stopping")
+    seen = replace(described(run), state="stopping", bottleneck="stopping")
+    assert plain_line(replace(seen, evaluating=True)).endswith("  stopping  evaluating")
+    assert plain_line(replace(seen, evaluating=False)).endswith("  stopping")
 
 
 def test_a_run_that_waits_for_an_evaluation_tells_for_how_long_at_most(run: FakeRun) -> None:
@@ -275,7 +275,7 @@ def test_a_learner_that_is_not_there_yet_has_made_no_update() -> None:
     run = FakeRun()
     run.ledger = Ledger(limits=Limits(batch=1, max_staleness=1, credits=4, patience=10.0), slots=8)
     assert -1 == run.statistics().ledger.version.number
-    assert 0 == described(run)["progress"]["updates"]
+    assert 0 == described(run).progress.updates
 
 
 def test_a_falling_return_forecasts_no_target(run: FakeRun) -> None:
@@ -372,7 +372,7 @@ def test_a_summary_of_a_failed_start_says_why() -> None:
 
 def test_skipped_publishes_show_as_lag(run: FakeRun) -> None:
     run.ledger.settle(Settlement(Version(1, 6), (), 1, published=False))
-    versions = described(run)["versions"]
+    versions = json_ready(described(run).versions)
     assert (6, 5, 1) == (
         versions["learner"]["number"],
         versions["published"]["number"],

@@ -171,8 +171,8 @@ def test_a_run_that_was_broken_off_has_not_ended_whatever_an_earlier_life_left(
     replace(services.own, run="killed", start_time=1).write(tmp_path / "killed")
     told = run("status", "--runs-dir", str(tmp_path)).stdout
     assert (
-        "ended: old (tianflow status RUN shows one); broken off: killed (tianflow train --resume "
-        "RUN goes on)\n" in told
+        "ended: old (tianflow status RUN shows one); interrupted: killed (tianflow train --resume "
+        "RUN continues)\n" in told
     )
     done = run("status", "killed", "--runs-dir", str(tmp_path))
     assert 1 == done.exit_code

@@ -32,14 +32,14 @@ def test_they_are_those_of_the_values() -> None:
         "mean": mean,
         "spread": deviation / mean,
         "skew": third / deviation**3,
-    } == pytest.approx(of(*values).told())
+    } == pytest.approx(of(*values).summary())
 
 
 def test_two_told_parts_are_one_whole() -> None:
     first, second = several(1), several(2, 20, scale=3.0)
-    parts = [Moments.read(of(*part).told()) for part in (first, second)]
-    assert of(*first, *second).told() == pytest.approx((parts[0] + parts[1]).told())
-    assert of(*second).told() == pytest.approx(of(*first, *second).since(of(*first)).told())
+    parts = [Moments.read(of(*part).summary()) for part in (first, second)]
+    assert of(*first, *second).summary() == pytest.approx((parts[0] + parts[1]).summary())
+    assert of(*second).summary() == pytest.approx(of(*first, *second).since(of(*first)).summary())
 
 
 def test_who_counts_anew_after_a_restart_counts_from_its_own_start() -> None:
@@ -49,8 +49,8 @@ def test_who_counts_anew_after_a_restart_counts_from_its_own_start() -> None:
 def test_nothing_and_what_is_constant_vary_by_nothing() -> None:
     assert (
         {"count": 0, "mean": 0.0, "spread": 0.0, "skew": 0.0}
-        == Moments().told()
-        == Moments.read({}).told()
+        == Moments().summary()
+        == Moments.read({}).summary()
     )
     constant = of(*[0.1] * 1000)
     assert (pytest.approx(0.1), pytest.approx(0.0, abs=1e-6), 0.0) == (

@@ -264,8 +264,8 @@ def test_more_actors_than_the_bound_lets_work_come_with_a_wider_bound() -> None:
     found = diagnose(looks(0.5, 0.0, max_staleness=1), configured())
     assert {"actors.count": 8, "balance.max_staleness": 4} == found.suggested
     assert (
-        "max_staleness = 1 would keep some idle, 4 would not, nor would batch_trajectories = 8, "
-        "with data as young" in found.advice
+        "max_staleness = 1 would keep some idle, 4 would not; neither would batch_trajectories = 8, "
+        "with the same staleness" in found.advice
     )
     assert (
         "batch_trajectories" not in diagnose(looks(0.5, 0.0, max_staleness=0), configured()).advice
@@ -306,12 +306,12 @@ def test_a_bound_that_is_too_tight_is_widened_to_what_the_actors_need() -> None:
     spent: dict[str, Any] = {"in_use": 4, "credits_limit": 4}
     found = diagnose(looks(0.5, 0.5, count=9, max_staleness=1, **spent), configured())
     assert {"balance.max_staleness": 5} == found.suggested
-    assert "9 actors are more than max_staleness * B = 1 * 2 lets work" in found.advice
+    assert "9 actors are more than max_staleness * B = 1 * 2 allows" in found.advice
     assert (
-        "about 2,000 steps/s instead of 1,000 with max_staleness = 5, for the price of older data"
+        "about 2,000 steps/s instead of 1,000 with max_staleness = 5, at the price of staler data"
         in found.advice
     )
-    assert "with actors.count = 2 none would be idle because of the bound" in found.advice
+    assert "with actors.count = 2 the bound would keep no actor idle" in found.advice
     assert {"balance.credits": 6} == diagnose(
         looks(0.5, 0.5, **spent), configured(balance={"credits": 4})
     ).suggested
@@ -323,7 +323,10 @@ def test_with_room_for_all_the_slowest_is_named() -> None:
     slow = component(last.name, dict(last.time.seconds), at=run.now, usual=0.5)
     found = diagnose([before, replace(run, components=(learner, *actors, slow))], configured())
     assert "balance-bound" == found.verdict
-    assert "actor-3 with 0.5 s a trajectory (0.2 s on average), keeps the others" in found.advice
+    assert (
+        "the others wait for the slowest, actor-3 with 0.5 s a trajectory (0.2 s on average)"
+        in found.advice
+    )
     assert {"balance.max_staleness": 9} == found.suggested
 
 
@@ -331,7 +334,7 @@ def test_of_one_actor_none_is_the_slowest() -> None:
     found = diagnose(looks(0.5, 0.5, count=1, in_use=1, credits_limit=1), configured())
     assert "balance-bound" == found.verdict
     assert (
-        "the learner waits 50% of the time, actors 50%: in turn; both going on would make"
+        "the learner waits 50% of the time, actors 50%: in turn; without waiting about"
         in found.advice
     )
 
@@ -364,11 +367,11 @@ def test_a_hung_environment_is_named_with_its_actor() -> None:
     assert ("stalled", "actor-2") == (found.verdict, found.component)
     assert pytest.approx(4.2) == found.for_s
     assert (
-        "waits for a step of its environments: it has been in one trajectory for 4 s (0.1 s are "
-        "usual); the others go on" in found.advice
+        "waits for a step of its environments: it has been in one trajectory for 4 s "
+        "(usually 0.1 s); the other actors work" in found.advice
     )
     assert "env.step_timeout_s = 60 s" in found.advice
-    assert "nothing was trained on for 10 s" in standing("actor-2", 4.2, updates=100).advice
+    assert "no update for 10 s" in standing("actor-2", 4.2, updates=100).advice
 
 
 @pytest.mark.parametrize(
@@ -386,7 +389,7 @@ def test_a_first_trajectory_is_judged_by_those_of_the_others() -> None:
 def test_a_learner_that_does_not_end_its_update_is_named() -> None:
     found = standing("learner", 8.0, updates=100)
     assert ("stalled", "learner") == (found.verdict, found.component)
-    assert "at one update for 8 s (0.1 s are usual)" in found.advice
+    assert "at one update for 8 s (usually 0.1 s)" in found.advice
     assert "balanced" == standing("learner", 8.0, usual=None, updates=100).verdict
     assert "stalled" == standing("learner", 31.0, usual=None, updates=100).verdict
 
@@ -439,7 +442,7 @@ def test_all_waiting_for_each_other_is_a_standstill() -> None:
         )
 
     assert ("stalled", "learner") == (waiting(6.0).verdict, waiting(6.0).component)
-    assert "for 6 s: 3 of 64 credits are out" in waiting(6.0).advice
+    assert "for 6 s: 3 of 64 credits are in use" in waiting(6.0).advice
     assert "stalled" != waiting(1.0).verdict
 
 
@@ -481,7 +484,7 @@ def test_the_watch_forgets_what_is_old_and_what_was_before_a_pause() -> None:
             component("learner", {"waiting:batch": waited, "busy": now - waited}, at=now),
             component("actor-0", {"busy": now}, at=now),
         ]
-        return watch.look(replace(look(now, components), state=state), config).diagnosis
+        return watch.diagnosed(replace(look(now, components), state=state), config).diagnosis
 
     assert "starting" == at(100.0, 0.0).verdict
     assert "sampling-bound" == at(106.0, 6.0).verdict

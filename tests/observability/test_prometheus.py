@@ -6,6 +6,7 @@ import itertools
 import math
 import shutil
 import subprocess
+from dataclasses import dataclass, field, fields
 
 import pytest
 from hypothesis import given
@@ -14,14 +15,24 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.support.fakes_run import FakeRun
+from tianflow.core.metrics import metric, metric_of, parts
 from tianflow.core.payloads import Settlement, Version
-from tianflow.core.statistics import ComponentStatistics, SinkStatistics, TimeShares
-from tianflow.observability.prometheus.families import (
+from tianflow.core.statistics import (
     DROP_REASONS,
-    FAMILIES,
+    MEASURES,
+    STALENESS_BUCKETS,
     STATES,
-    staleness_distribution,
+    ActorMeasures,
+    CheckpointStatistics,
+    ComponentStatistics,
+    Histogram,
+    HistogramBuilder,
+    RunStatistics,
+    SinkStatistics,
+    TimeShares,
 )
+from tianflow.observability.prometheus.families import FAMILIES, families
+from tianflow.observability.prometheus.fields import histogram_of
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.observability.prometheus.steady import steady
 
@@ -37,7 +48,8 @@ queue_trajectories queue_oldest_age_seconds credits_limit credits_in_use compone
 weights_skipped_total weights_bytes_total weights_publish_seconds_bucket off_policy_kl_nats effective_sample_ratio
 component_restarts_total events_dropped_total http_requests_total balance_directives_total balance_settings_generation credits_target
 run_state run_ready learner_last_update_timestamp_seconds checkpoint_last_success_timestamp_seconds loop_lag_seconds_bucket
-checkpoint_seconds_bucket build_info sink_rows_total sink_rows_dropped_total
+checkpoint_seconds_bucket build_info sink_rows_total sink_rows_dropped_total learner_batches_given_back_total
+actor_trajectories_total actor_env_failures_total actor_poisoned_total
 """.split()  # noqa: SIM905 - a list of words reads better
 )
 
@@ -155,7 +167,7 @@ def test_making_an_exporter_reads_no_run() -> None:
 
 
 def test_staleness_buckets_hold_the_exact_counts() -> None:
-    distribution = staleness_distribution({0: 3, 1: 2, 3: 1, 4: 1, 70_000: 1})
+    distribution = histogram_of({0: 3, 1: 2, 3: 1, 4: 1, 70_000: 1}, STALENESS_BUCKETS)
     assert (0.0, 1.0, 2.0, 4.0) == distribution.edges[:4]
     assert (3, 2, 0, 2) == distribution.counts[:4]
     assert distribution.counts[-1] == 1
@@ -334,11 +346,13 @@ def test_labels_are_small_sets_only(run: FakeRun) -> None:
 def test_every_failure_counter_has_its_attempts_beside_it() -> None:
     names = {family.name for family in FAMILIES}
     pairs = {
+        "actor_env_failures": "actor_trajectories",
         "checkpoint_failures": "checkpoint_attempts",
         "component_restarts": "component_starts",
         "events_dropped": "events_received",
         "learner_updates_skipped": "learner_updates",
         "replay_items_discarded": "replay_items_drawn",
+        "replay_shard_priorities_refused": "replay_shard_items_drawn",
         "sink_rows_dropped": "sink_rows",
         "settings_refused": "settings_changes",
         "staleness_violations": "trajectories_trained",
@@ -370,6 +384,107 @@ def test_every_failure_counter_has_its_attempts_beside_it() -> None:
 def test_family_names_are_unique_and_explained() -> None:
     assert len(FAMILIES) == len({family.name for family in FAMILIES})
     assert all(family.help.endswith(".") for family in FAMILIES)
+
+
+# A new metric is one field
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreCheckpoints(CheckpointStatistics):
+    retries: int = field(default=7, metadata=metric("Retries.", kind="counter", name="retries"))
+    unfinished: float | None = field(default=None, metadata=metric("Size of nothing."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    name: str
+    boxes: int = field(metadata=metric("Boxes on a shelf."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreStatistics(RunStatistics):
+    checkpoint: MoreCheckpoints = field(default=MoreCheckpoints(), metadata=parts())
+    naps: int = field(default=3, metadata=metric("Naps.", kind="counter"))
+    mood: str = field(
+        default="calm", metadata=metric("1 for the mood.", labels=("mood",), known=("calm", "low"))
+    )
+    visits: dict[tuple[str, str], int] = field(
+        default_factory=lambda: {("a", "b"): 2},
+        metadata=metric("Visits.", kind="counter", labels=("place", "guest")),
+    )
+    lengths: Histogram = field(
+        default=Histogram((1.0,), (2, 1), 4.0), metadata=metric("Lengths.", kind="histogram")
+    )
+    shelves: tuple[Shelf, ...] = field(
+        default=(Shelf(name="left", boxes=5), Shelf(name="right", boxes=0)),
+        metadata=parts("shelf", key="name"),
+    )
+    hidden: int = field(default=1, metadata=metric("Hidden.", exposed=False))
+    plain: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreMeasures(ActorMeasures):
+    jumps: float = field(metadata=metric("Jumps.", kind="counter", name="actor_jumps"))
+
+
+def extended(run: FakeRun) -> MoreStatistics:
+    found = run.statistics()
+    values = {each.name: getattr(found, each.name) for each in fields(found)}
+    return MoreStatistics(**values | {"checkpoint": MoreCheckpoints()})
+
+
+def test_a_new_metric_is_one_field_of_a_statistics_dataclass(run: FakeRun) -> None:
+    them = families(MoreStatistics)
+    made = Exporter(runs=lambda: [extended(run)], requests={}, families=them)
+    assert (7.0, 3.0) == (value(made, "retries_total"), value(made, "naps_total"))
+    assert [1.0, 0.0] == [value(made, "mood", mood=mood) for mood in ("calm", "low")]
+    assert 2.0 == value(made, "visits_total", place="a", guest="b")
+    assert (2.0, 3.0) == (
+        value(made, "lengths_bucket", le="1.0"),
+        value(made, "lengths_bucket", le="+Inf"),
+    )
+    assert [5.0, 0.0] == [value(made, "boxes", shelf=shelf) for shelf in ("left", "right")]
+    read = {name for name, _ in samples(made)}
+    assert {name for name, _ in samples(exporter(run))} <= read | {"http_requests_total"}
+    assert not {"hidden", "plain", "unfinished"} & read
+    assert {"hidden", "plain"}.isdisjoint(family.name for family in them)
+
+
+def test_a_new_metric_of_a_component_is_one_field_of_its_measures(run: FakeRun) -> None:
+    measures = MoreMeasures(
+        trajectories=4.0,
+        env_failures=0.0,
+        poisoned=0.0,
+        rollout_seconds=HistogramBuilder().read(),
+        trajectory_seconds=HistogramBuilder().read(),
+        jumps=9.0,
+    )
+    actor = ComponentStatistics("actor-0", "actor", "here", TimeShares({}, "busy", 0.0))
+    run._components = lambda: (actor.with_measures(measures),)  # type: ignore[method-assign]
+    them = families(measures={"actor": (MoreMeasures,)})
+    made = Exporter(runs=lambda: [run.statistics()], requests={}, families=them)
+    assert 9.0 == value(made, "actor_jumps_total", component="actor-0")
+    assert 4.0 == value(made, "actor_trajectories_total", component="actor-0")
+
+
+def test_parts_without_a_dataclass_are_refused() -> None:
+    @dataclass
+    class Wrong:
+        number: int = field(default=0, metadata=parts())
+
+    with pytest.raises(TypeError, match=r"Wrong\.number holds parts, but no dataclass"):
+        families(Wrong)
+
+
+def test_every_measure_of_a_component_is_on_the_page_or_kept_off_it_on_purpose() -> None:
+    exposed = {family.name for family in FAMILIES}
+    for classes in MEASURES.values():
+        for each in (each for cls in classes for each in fields(cls)):
+            found = metric_of(each)
+            assert found is not None, each.name
+            assert found.exposed == (found.name in exposed), each.name
 
 
 def test_the_oldest_waiting_trajectory_gives_the_queue_its_age(run: FakeRun) -> None:

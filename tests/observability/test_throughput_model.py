@@ -218,7 +218,7 @@ def test_updates_are_remembered_for_a_minute_of_the_same_settings() -> None:
                 "learner", "learner", "host", TimeShares({"busy": now}, "busy", now)
             ),
         )
-        return memory.look(replace(look(now, []), components=components, **fields))
+        return memory.add(replace(look(now, []), components=components, **fields))
 
     def since(found: Sequence[ComponentStatistics]) -> float:
         return found[0].time.since

@@ -256,6 +256,7 @@ class FakeRun:
             generation=self.generation,
             counters={
                 "samples": float(self.ledger.snapshot().steps_trained),
+                "given_back": 0.0,
                 "weights_bytes": 4096.0,
             },
             gauges={"kl": 0.01, "ess_ratio": 0.9},
@@ -271,6 +272,7 @@ class FakeRun:
                 host="actors-0",
                 time=TimeShares({"busy": 40.0}, "waiting:grant", self.began + 40.0),
                 generation=self.generation,
+                counters={"trajectories": 5.0, "env_failures": 1.0, "poisoned": 0.0},
             )
             for place in range(2)
         )
@@ -285,6 +287,7 @@ class FakeRun:
             role="replay",
             host=f"replay-{index}",
             time=TimeShares({"busy": 1.0}, "waiting:request", self.began + 1.0),
+            counters=dict.fromkeys(("inserted_items", "drawn_items", "refused_priorities"), 1.0),
             distributions={
                 name: seconds.read()
                 for name in ("insert_seconds", "draw_seconds", "prioritise_seconds")

@@ -21,16 +21,18 @@ from tests.support.paths import ROOT
 from tianflow.cli.screen import drawing, plain_line, summary_text
 from tianflow.config import loading as config_loading
 from tianflow.config.model import Config
-from tianflow.core.statistics import RunStatistics
+from tianflow.core.jsonable import json_ready
+from tianflow.core.statistics import DISCARD_REASONS, RunStatistics
+from tianflow.observability.prometheus.families import FAMILIES
 from tianflow.observability.prometheus.prometheus import Exporter
-from tianflow.observability.prometheus.replay import DISCARD_REASONS, REPLAY_FAMILIES
 from tianflow.observability.rates import RunRates
-from tianflow.observability.run_document import describe
+from tianflow.observability.run_document import RunDocument, describe
 from tianflow.rundir.summary import summarise
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 
 APEX = ROOT / "configs" / "cartpole_apex.toml"
+REPLAY_FAMILIES = [family for family in FAMILIES if family.name.startswith("replay")]
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -82,15 +84,20 @@ def assert_accounts_close(series: Series) -> None:
     )
 
 
-def described(run: FakeRun, rates: RunRates | None = None) -> dict[str, Any]:
+def document(run: FakeRun, rates: RunRates | None = None) -> RunDocument:
     rates = RunRates(read=run.statistics) if rates is None else rates
     return describe(rates.sample(), run.config, rates)
+
+
+def described(run: FakeRun, rates: RunRates | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = json_ready(document(run, rates))
+    return found
 
 
 def shown(run: FakeRun, rates: RunRates | None = None) -> dict[str, str]:
     """Rows of the live screen by their names."""
     console = Console(file=io.StringIO(), width=160, force_terminal=False)
-    console.print(drawing(described(run, rates)))
+    console.print(drawing(document(run, rates)))
     assert isinstance(console.file, io.StringIO)
     return {line.split(" ", 1)[0]: line for line in console.file.getvalue().splitlines()}
 
@@ -242,22 +249,22 @@ def test_the_screen_says_how_full_replay_is_and_whom_it_holds_back(
     rates = RunRates(read=run.statistics)
     replay.insert(60)
     assert (
-        "60 of 1,000 items (drawing begins at 64)  0 samples per insert of 2  nobody held back"
+        "60 of 1,000 items (draws begin at 64)  0 samples per insert of 2  nothing blocked"
         in shown(run, rates)["replay"]
     )
     run.now += 5.0
     run.insert(replay)
     assert (
-        "92 of 1,000 items  2 samples per insert of 2  learner held back 100%"
+        "92 of 1,000 items  2 samples per insert of 2  learner blocked 100%"
         in shown(run, rates)["replay"]
     )
     replay.held_back = "insert"
-    assert "learner held back" not in plain_line(described(run, rates))
+    assert "learner blocked" not in plain_line(document(run, rates))
     replay.lose(0)
     replay.lose(1)
-    assert "no shard is up" in shown(run)["replay"]
+    assert "every shard is down" in shown(run)["replay"]
     run.state = "done"
-    assert "replay 0.6957 samples per insert of 2  " in plain_line(described(run))
+    assert "replay 0.6957 samples per insert of 2  " in plain_line(document(run))
 
 
 def test_time_of_shards_is_not_taken_for_what_is_in_replay(run: FakeRun) -> None:
@@ -271,7 +278,7 @@ def test_time_of_shards_is_not_taken_for_what_is_in_replay(run: FakeRun) -> None
 
 def test_a_run_without_replay_has_no_line_about_it() -> None:
     assert "replay" not in shown(FakeRun())
-    assert "replay" not in plain_line(described(FakeRun()))
+    assert "replay" not in plain_line(document(FakeRun()))
 
 
 def summary_of(run: FakeRun) -> str:
@@ -288,7 +295,7 @@ def test_the_summary_says_inserted_where_there_is_replay_and_trained_where_there
     text = summary_of(run)
     assert "trajectories: 1 begun, 1 inserted, dropped: none" in text
     assert (
-        "replay: 32 items inserted, 64 drawn, 2 samples per insert of 2, held back: actors 0:00, "
+        "replay: 32 items inserted, 64 drawn, 2 samples per insert of 2, blocked: actors 0:00, "
         "learner 1:40" in text
     )
     other = FakeRun()

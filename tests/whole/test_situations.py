@@ -36,12 +36,12 @@ from tianflow.core.events import Event
 from tianflow.core.layout import layout_to_wire, make_layout, spec_to_wire
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Settlement, Trajectory, Version
+from tianflow.core.statistics import DROP_REASONS
 from tianflow.errors import RunError
 from tianflow.hosts.main import FAILED, HostProcess
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked
-from tianflow.observability.prometheus.families import DROP_REASONS
 from tianflow.planning import validation
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
 from tianflow.simulation.rates import MeasuredRates

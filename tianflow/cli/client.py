@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tianflow import plugins
-from tianflow.config.model import LIVE
 from tianflow.errors import ConfigError, Problem, TianflowError
 from tianflow.rundir.control_file import NAME, SERVICE, ControlFile
 
@@ -225,6 +224,8 @@ def get(runs_dir: Path, wish: Sequence[str]) -> tuple[dict[str, Any], str]:
 
 def _section(part: str, key: str) -> str:
     """The section that ``key`` of the resource ``part`` belongs to."""
+    from tianflow.config.model import LIVE  # a tenth of a second, which most commands do not need
+
     return "algorithm" if part == "learner" and key not in LIVE["learner"] else part
 
 

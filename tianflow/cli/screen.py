@@ -1,6 +1,4 @@
-"""What a person sees while a run goes on: a live screen on a terminal, else one plain line at an
-interval.
-"""
+"""Views of a run in a terminal: the live screen, plain lines at an interval, and the summary."""
 
 from __future__ import annotations
 
@@ -18,24 +16,31 @@ from rich.text import Text
 from tianflow.core.formatting import DASH, duration, number
 from tianflow.interfaces import RunControl
 from tianflow.observability.rates import RunRates
-from tianflow.observability.run_document import ENDED, describe
+from tianflow.observability.run_document import (
+    ENDED,
+    ReplayState,
+    RunDocument,
+    Speeds,
+    StalenessAgainstBound,
+    describe,
+)
 from tianflow.rundir.summary import lost
 
 BAR = 24
-WHO = {"insert": "actors", "draw": "learner"}
-"""Whom replay holds back, by the side."""
+SIDES = {"insert": "actors", "draw": "learner"}
+"""Components that replay blocks, by the side of its limiter."""
 NOTICEABLE = 0.005
-"""A share below this would read as 0%."""
+"""A smaller share would read as 0%."""
 STYLES = {"busy": "green", "waiting": "yellow", "paused": "blue"}
 
 
 class LastingConsole(Console):
-    """One whose reader may leave: what would be written goes nowhere from then on. (rich ends the
-    program there.)
+    """Console that survives a broken pipe: it discards further output. (rich would end the
+    program.)
     """
 
     def on_broken_pipe(self) -> None:
-        """The stream leads nowhere from now on, so what it still holds does no harm either."""
+        """Send the stream to the null device, so its buffer can be flushed without an error."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.file.fileno())
@@ -43,7 +48,7 @@ class LastingConsole(Console):
 
 
 class Screen:
-    """Draws the run anew ``1 / interval_s`` times a second, in place.
+    """Redraws the run ``1 / interval_s`` times a second, in place.
 
     Consumes: statistics. Produces: text on ``console``. Waits: for its interval. Unblocked by:
     time.
@@ -54,7 +59,7 @@ class Screen:
         self._rates = RunRates(read=run.statistics)
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Draw until cancelled; the last drawing stays."""
+        """Draw until cancelled; the last drawing remains."""
         with Live(console=self._console, auto_refresh=False) as live:
             started()
             try:
@@ -65,7 +70,7 @@ class Screen:
                 live.update(self.draw(), refresh=True)
 
     def draw(self) -> Group:
-        """The run as it is now."""
+        """The current screen."""
         return drawing(describe(self._rates.sample(), self._run.config, self._rates))
 
 
@@ -89,21 +94,21 @@ class PlainLines:
         try:
             while True:
                 await asyncio.sleep(self._interval_s)
-                self._tell()
+                self._write_line()
         finally:
-            self._tell()
+            self._write_line()
 
-    def _tell(self) -> None:
+    def _write_line(self) -> None:
         with suppress(OSError):  # a disk that is full may have room for the next line
             self._write(self.line())
 
     def line(self) -> str:
-        """The run as it is now."""
+        """The current line."""
         return plain_line(describe(self._rates.sample(), self._run.config, self._rates))
 
 
 def make_screen(*, run: RunControl, console: Console, plain: bool) -> Screen | PlainLines:
-    """The live screen where ``console`` is a terminal and nobody wants ``plain`` lines."""
+    """The live screen if ``console`` is a terminal and ``plain`` is False; else plain lines."""
     if plain or not console.is_terminal:
         return PlainLines(
             run=run,
@@ -112,40 +117,40 @@ def make_screen(*, run: RunControl, console: Console, plain: bool) -> Screen | P
     return Screen(run=run, console=console)
 
 
-# From the description of a run to text
-# --------------------------------------------------------------------------------
+# From the run document to text
+# --------------------------------------------------------------------------------------------------
 
 
-def plain_line(run: Mapping[str, Any]) -> str:
+def plain_line(run: RunDocument) -> str:
     """One line: no colours, no control characters."""
-    progress, returns, staleness = run["progress"], run["returns"], run["staleness"]
+    progress, returns, staleness = run.progress, run.returns, run.staleness
     parts = [
-        duration(run["elapsed_s"]),
-        run["state"],
-        f"steps {progress['env_steps']:,} ({number(run['throughput']['env_steps_per_s']['10'])}/s)",
-        f"updates {progress['updates']:,}",
-        f"return {number(returns['mean'])} over {returns['episodes']} episodes",
+        duration(run.elapsed_s),
+        run.state,
+        f"steps {progress.env_steps:,} ({number(run.throughput.env_steps_per_s['10'])}/s)",
+        f"updates {progress.updates:,}",
+        f"return {number(returns.mean)} over {returns.episodes} episodes",
         (
-            f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} bound "
-            f"{staleness['bound']}"
+            f"staleness mean {number(staleness.mean)} max {number(staleness.max)} bound "
+            f"{staleness.bound}"
         ),
-        f"dropped {sum(run['trajectories']['dropped'].values()):,}",
-        *([] if run["replay"] is None else [f"replay {_replay(run)}"]),
-        run["bottleneck"],
-        *(["evaluating"] if run["evaluating"] else []),
+        f"dropped {sum(run.trajectories.dropped.values()):,}",
+        *([] if run.replay is None else [f"replay {_replay(run, run.replay)}"]),
+        run.bottleneck,
+        *(["evaluating"] if run.evaluating else []),
     ]
     return "  ".join(
-        [*parts, *(f"{name} in {duration(left)}" for name, left in progress["time_left_s"].items())]
+        [*parts, *(f"{name} in {duration(left)}" for name, left in progress.time_left_s.items())]
     )
 
 
-def drawing(run: Mapping[str, Any]) -> Group:
+def drawing(run: RunDocument) -> Group:
     """The live screen: title, numbers, shares of time."""
     title = Text.assemble(
-        (run["id"], "bold"),
-        f"  {run['environment']} {run['algorithm']}  ",
-        (run["state"], "bold cyan"),
-        f"  {duration(run['elapsed_s'])}",
+        (run.id, "bold"),
+        f"  {run.environment} {run.algorithm}  ",
+        (run.state, "bold cyan"),
+        f"  {duration(run.elapsed_s)}",
     )
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -155,117 +160,103 @@ def drawing(run: Mapping[str, Any]) -> Group:
     return Group(title, table)
 
 
-def _rows(run: Mapping[str, Any]) -> list[tuple[str, Text]]:
-    left = run["progress"]["time_left_s"]
+def _rows(run: RunDocument) -> list[tuple[str, Text]]:
+    speeds, progress = run.throughput, run.progress
+    left = "   ".join(
+        f"{name} {duration(seconds)}" for name, seconds in progress.time_left_s.items()
+    )
     rows = [
         ("return", Text(_return(run))),
         (
             "steps/s",
-            Text(
-                _speeds(run["throughput"]["env_steps_per_s"])
-                + f"   {run['progress']['env_steps']:,} steps"
-            ),
+            Text(f"{_speeds(speeds.env_steps_per_s)}   {progress.env_steps:,} steps"),
         ),
         (
             "updates/s",
-            Text(
-                _speeds(run["throughput"]["updates_per_s"])
-                + f"   {run['progress']['updates']:,} updates"
-            ),
+            Text(f"{_speeds(speeds.updates_per_s)}   {progress.updates:,} updates"),
         ),
-        ("staleness", _staleness(run["staleness"])),
-        *([] if run["replay"] is None else [("replay", Text(_replay(run)))]),
+        ("staleness", _staleness(run.staleness)),
+        *([] if run.replay is None else [("replay", Text(_replay(run, run.replay)))]),
         ("credits", Text(_credits(run))),
         *(
             ("shards" if role == "replay" else role, _shares(shares))
-            for role, shares in run["shares"].items()
+            for role, shares in run.shares.items()
         ),
-        (
-            "bottleneck",
-            Text.assemble((run["bottleneck"], "bold"), f"  {run['diagnosis']['advice']}"),
-        ),
-        (
-            "time left",
-            Text(
-                "   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or DASH
-            ),
-        ),
+        ("bottleneck", Text.assemble((run.bottleneck, "bold"), f"  {run.diagnosis.advice}")),
+        ("time left", Text(left or DASH)),
     ]
-    if run["reasons"]:
-        rows.append(("not ready", Text("; ".join(run["reasons"]), style="yellow")))
+    if run.reasons:
+        rows.append(("not ready", Text("; ".join(run.reasons), style="yellow")))
     return rows
 
 
-def _return(run: Mapping[str, Any]) -> str:
-    returns, target, evaluation = run["returns"], run["target"], run["evaluation"]
+def _return(run: RunDocument) -> str:
+    returns, target = run.returns, run.target
     text = (
-        f"{number(returns['mean'])} mean  {number(returns['min'])} to "
-        f"{number(returns['max'])} "
-        f"over {returns['episodes']} episodes"
+        f"{number(returns.mean)} mean  {number(returns.min)} to {number(returns.max)} "
+        f"over {returns.episodes} episodes"
     )
-    if target["return"] is not None:
+    if target.return_ is not None:
         reached = (
             ""
-            if target["reached_after_s"] is None
-            else f", reached after {duration(target['reached_after_s'])}"
+            if target.reached_after_s is None
+            else f", reached after {duration(target.reached_after_s)}"
         )
-        text += f"   target {number(target['return'])}{reached}"
-    if evaluation:
+        text += f"   target {number(target.return_)}{reached}"
+    if run.evaluation:
         text += (
-            f"   evaluated {number(evaluation.get('mean_return'))} at version "
-            f"{number(evaluation.get('version'))}"
+            f"   evaluated {number(run.evaluation.get('mean_return'))} at version "
+            f"{number(run.evaluation.get('version'))}"
         )
     return text
 
 
-def _speeds(speeds: Mapping[str, float | None]) -> str:
+def _speeds(speeds: Speeds) -> str:
     return "  ".join(f"{number(speed)} ({window} s)" for window, speed in speeds.items())
 
 
-def _staleness(staleness: Mapping[str, Any]) -> Text:
-    figures = "  ".join(f"{number(staleness[key])} {key}" for key in ("min", "mean", "p99", "max"))
-    violated = staleness["violations"]
-    text = Text(f"{figures}   bound {staleness['bound']}")
+def _staleness(staleness: StalenessAgainstBound) -> Text:
+    values = {
+        "min": staleness.min,
+        "mean": staleness.mean,
+        "p99": staleness.p99,
+        "max": staleness.max,
+    }
+    figures = "  ".join(f"{number(value)} {name}" for name, value in values.items())
+    text = Text(f"{figures}   bound {staleness.bound}")
+    violated = staleness.violations
     return text.append(f"   {violated} violations", style="bold red") if violated else text
 
 
-def _credits(run: Mapping[str, Any]) -> str:
-    credits_, queue, dropped = (
-        run["credits"],
-        run["queue"],
-        sum(run["trajectories"]["dropped"].values()),
-    )
+def _credits(run: RunDocument) -> str:
     return (
-        f"{credits_['in_use']} of {credits_['limit']} in use   queue {queue['trajectories']}   "
-        f"dropped {dropped:,}"
+        f"{run.credits.in_use} of {run.credits.limit} in use   queue {run.queue.trajectories}   "
+        f"dropped {sum(run.trajectories.dropped.values()):,}"
     )
 
 
-def _replay(run: Mapping[str, Any]) -> str:
-    """Items, their ratio against the one to keep to, and who was held back lately; of a run that
-    has ended the ratio is left.
+def _replay(run: RunDocument, replay: ReplayState) -> str:
+    """Items, ratio of draws to inserts, and the side that was blocked lately; of a run that has
+    ended only the ratio.
     """
-    replay = run["replay"]
-    if run["state"] in ENDED:
-        return _ratio(replay)
+    ratio = _ratio(replay.samples_per_insert, replay.samples_per_insert_target)
+    if run.state in ENDED:
+        return ratio
     items = (
-        f"{replay['items']:,} of {replay['capacity']:,} items"
-        if replay["shards"]
-        else "no shard is up"
+        f"{replay.items:,} of {replay.capacity:,} items" if replay.shards else "every shard is down"
     )
-    if replay["shards"] and replay["items"] < replay["min_size"]:
-        items += f" (drawing begins at {replay['min_size']:,})"
-    held = [
-        f"{WHO[side]} held back {share:.0%}"
-        for side, share in replay["held_back"].items()
+    if replay.shards and replay.items < replay.min_size:
+        items += f" (draws begin at {replay.min_size:,})"
+    blocked = [
+        f"{SIDES[side]} blocked {share:.0%}"
+        for side, share in replay.held_back.items()
         if share >= NOTICEABLE
     ]
-    return f"{items}  {_ratio(replay)}  {', '.join(held) or 'nobody held back'}"
+    return f"{items}  {ratio}  {', '.join(blocked) or 'nothing blocked'}"
 
 
-def _ratio(replay: Mapping[str, Any]) -> str:
-    target = replay["samples_per_insert_target"]
-    return f"{number(replay['samples_per_insert'])} samples per insert" + (
+def _ratio(samples_per_insert: float | None, target: float | None) -> str:
+    return f"{number(samples_per_insert)} samples per insert" + (
         "" if target is None else f" of {number(target)}"
     )
 
@@ -278,9 +269,7 @@ def _shares(shares: Mapping[str, float]) -> Text:
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
-    """A finished run in a few lines, from what ``summary.json`` holds; what it does not hold is
-    left out.
-    """
+    """A finished run in a few lines, from ``summary.json``. Values that it lacks are left out."""
     lines = [
         f"{summary.get('run', 'run')}: {summary.get('state', 'ended')}"
         + (f" ({reason})" if (reason := summary.get("reason")) else "")
@@ -314,12 +303,13 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             f"dropped: {reasons}"
         )
     if replay := summary.get("replay"):
-        held = ", ".join(
-            f"{WHO[side]} {duration(seconds)}" for side, seconds in replay["blocked_s"].items()
+        ratio = _ratio(replay["samples_per_insert"], replay["samples_per_insert_target"])
+        blocked = ", ".join(
+            f"{SIDES[side]} {duration(seconds)}" for side, seconds in replay["blocked_s"].items()
         )
         lines.append(
             f"  replay: {replay['inserted']:,} items inserted, {replay['drawn']:,} drawn, "
-            f"{_ratio(replay)}, held back: {held}"
+            f"{ratio}, blocked: {blocked}"
         )
     if unsaved := lost(summary):
         lines.append(f"  {unsaved}")
@@ -329,7 +319,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 
 
 def _steps(summary: Mapping[str, Any]) -> str:
-    """Of a run that was resumed also those since then, which are what its seconds were spent on."""
+    """Steps of the run; of a resumed run also those since then, to which its seconds belong."""
     steps, pace, seconds = (
         summary["env_steps"],
         summary.get("steps_per_s"),

@@ -1,6 +1,4 @@
-"""``tianflow status`` and ``tianflow top``: every run under a directory at a glance, once or again
-and again.
-"""
+"""``tianflow status``, ``top`` and ``console``, and the text of ``tianflow diagnose``."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ import typer
 
 from tianflow.cli import client
 from tianflow.cli.common import RUNS, AsJson, RunArgument, RunsDir, exit_codes
-from tianflow.config.model import LIVE
-from tianflow.rundir.summary import SUMMARY, as_told, read_summary
+from tianflow.rundir.summary import SUMMARY, partial_document, read_summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,13 +31,13 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "bottleneck": ("bottleneck",),
 }
 ENDED_SHOWN = 10
-"""Ended runs of a service that are shown beside those that go on."""
+"""Number of ended runs of a service that are shown besides the others."""
 
 
 def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Show how RUN, or every run that is going on, is doing.
+    """Show the status of RUN, or of every active run.
 
-    Where a service holds the runs, also what waits and what ended lately.
+    If a service holds the runs, pending and recently ended runs are shown, too.
     """
     with exit_codes():
         documents = gather(runs_dir) if run is None else [_one(runs_dir, run)]
@@ -52,72 +49,78 @@ def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson
             if document["state"] == "failed" and document.get("reasons"):
                 typer.echo(f"{document['id']}: {'; '.join(document['reasons'])}")
     else:
-        typer.echo(f"no run is going on in {str(runs_dir)!r}{_not_going_on(runs_dir)}")
+        typer.echo(f"no active run in {str(runs_dir)!r}{_inactive(runs_dir)}")
 
 
-def _not_going_on(runs_dir: Path) -> str:
-    """Runs that have ended, and those that were broken off: what a run left when it ended may be of
-    a life before the last.
+def _inactive(runs_dir: Path) -> str:
+    """Runs that ended, and those that were interrupted (a summary may be older than the
+    interruption), in words.
     """
     from tianflow.cli import client
 
     broken = client.broken_off(runs_dir)
     ended = sorted(runs_dir.glob(f"*/{SUMMARY}"), key=lambda path: -path.stat().st_mtime)
     names = [path.parent.name for path in ended if path.parent.name not in broken]
-    told = (
+    shown = (
         f"; ended: {', '.join(names[:ENDED_SHOWN])} (tianflow status RUN shows one)"
         if names
         else ""
     )
-    return told + (
-        f"; broken off: {', '.join(broken)} (tianflow train --resume RUN goes on)" if broken else ""
+    return shown + (
+        f"; interrupted: {', '.join(broken)} (tianflow train --resume RUN continues)"
+        if broken
+        else ""
     )
 
 
 def _one(runs_dir: Path, run: str) -> dict[str, Any]:
-    """What ``run`` tells of itself, or what it left."""
+    """The document of ``run``, or its summary in that form."""
     from tianflow.cli import client
 
     try:
         contact = client.find(runs_dir, run)
     except client.RunNotFoundError:
-        if run in client.broken_off(runs_dir) or (left := _left(runs_dir, run)) is None:
+        if run in client.broken_off(runs_dir) or (left := _from_summary(runs_dir, run)) is None:
             raise
         return left
-    return _with_what_it_left(runs_dir, client.request(contact, "GET"))
+    return _with_summary(runs_dir, client.request(contact, "GET"))
 
 
-def _with_what_it_left(runs_dir: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Of a run that has ended a service knows little more than that."""
+def _with_summary(runs_dir: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """``document`` with the summary of a run that has ended, which a service does not know."""
     return (
         document
         if document.get("ended") is None
-        else (_left(runs_dir, document["id"]) or {}) | document
+        else (_from_summary(runs_dir, document["id"]) or {}) | document
     )
 
 
-def _left(runs_dir: Path, run: str) -> dict[str, Any] | None:
-    """A run that has ended, in the form of one that goes on, from its summary; None where it left
-    none.
-    """
+def _from_summary(runs_dir: Path, run: str) -> dict[str, Any] | None:
+    """A run document from the summary of an ended run; None without a summary."""
     summary = read_summary(runs_dir / run) or {}
-    told = as_told(summary)
-    if not told or "state" not in summary:
+    document = partial_document(summary)
+    if not document or "state" not in summary:
         return None
     reasons = [reason] if (reason := summary.get("error") or summary.get("reason")) else []
-    return {"id": run, "state": summary["state"], "reasons": reasons, **told, "summary": summary}
+    return {
+        "id": run,
+        "state": summary["state"],
+        "reasons": reasons,
+        **document,
+        "summary": summary,
+    }
 
 
 def top(
     *,
     runs_dir: RunsDir = RUNS,
     every: Annotated[
-        float, typer.Option("--every", min=0.1, help="Seconds between two looks.")
+        float, typer.Option("--every", min=0.1, help="Seconds between two refreshes.")
     ] = 1.0,
 ) -> None:
-    """Show every run, again and again, until Ctrl-C.
+    """Show every run and refresh until Ctrl-C.
 
-    Where there is no terminal: once.
+    Without a terminal, the runs are printed once.
     """
     import time
 
@@ -142,7 +145,8 @@ def top(
 def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
     """Print the address of RUN's console for a browser.
 
-    Or of that of the service that holds the runs. The token is in it.
+    Without RUN, it is the console of the service that holds the runs. The address contains the
+    token.
     """
     from urllib.parse import quote
 
@@ -157,10 +161,9 @@ def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
 
 
 def gather(runs_dir: Path) -> list[dict[str, Any]]:
-    """What every run tells of itself, and what the service that holds them, if there is one, knows
-    of the others.
+    """The document of every active run, and the other runs of a service that holds them.
 
-    A run that ends while it is asked is left out.
+    A run that ends during its request is left out.
 
     Raises:
         RequestError: the service does not answer.
@@ -178,11 +181,11 @@ def gather(runs_dir: Path) -> list[dict[str, Any]]:
     holder = client.service(runs_dir)
     if holder is not None:
         documents += _others(client.all_runs(holder), {document["id"] for document in documents})
-    return [_with_what_it_left(runs_dir, document) for document in documents]
+    return [_with_summary(runs_dir, document) for document in documents]
 
 
 def _others(runs: Iterable[dict[str, Any]], known: set[str]) -> list[dict[str, Any]]:
-    """Those that go on or wait, and the newest of those that have ended."""
+    """Active and pending runs, and the newest of the ended ones."""
     shown, ended = [], 0
     for run in runs:
         if run["id"] in known:
@@ -194,7 +197,7 @@ def _others(runs: Iterable[dict[str, Any]], known: set[str]) -> list[dict[str, A
 
 
 def table(documents: Iterable[Mapping[str, Any]]) -> Table:
-    """One row a run."""
+    """One row per run."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False)
@@ -208,7 +211,7 @@ def table(documents: Iterable[Mapping[str, Any]]) -> Table:
 def _print(made: Table) -> None:
     from rich.console import Console
 
-    # a pipe has no width: nothing is to be cut there
+    # A pipe has no width, and nothing may be cut there.
     Console(
         file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
     ).print(made)
@@ -228,16 +231,16 @@ def ask(runs_dir: Path, run: str | None, *, as_json: bool = False) -> str:
     """The diagnosis of ``run``, or of the only one in ``runs_dir``.
 
     Raises:
-        TianflowError: there is no such run, or it does not answer.
+        TianflowError: the run does not exist or does not answer.
     """
     document = client.request(client.find(runs_dir, run), "GET", "/diagnosis")
     return json.dumps(document) if as_json else "\n".join(lines(document))
 
 
 def _commands(run: str, suggested: Mapping[str, float]) -> list[str]:
-    """What is suggested, ready to be typed: a command for each section, and what only a new run can
-    take.
-    """
+    """The suggested settings as commands to type: one per section, and those for a new run."""
+    from tianflow.config.model import LIVE
+
     live: dict[str, list[str]] = {}
     later: list[str] = []
     for path, value in suggested.items():
@@ -250,10 +253,10 @@ def _commands(run: str, suggested: Mapping[str, float]) -> list[str]:
 
 
 def lines(document: Mapping[str, Any]) -> list[str]:
-    """Verdict, advice, what to set, and the shares behind it."""
-    who = f" ({document['component']})" if document["component"] else ""
+    """Verdict, advice, commands, and the shares of time behind them."""
+    stuck = f" ({document['component']})" if document["component"] else ""
     said = [
-        f"{document['id']}: {document['verdict']}{who} for {document['for_s']:.0f} s",
+        f"{document['id']}: {document['verdict']}{stuck} for {document['for_s']:.0f} s",
         f"  {document['advice']}",
     ]
     said += [f"  {line}" for line in _commands(document["id"], document["suggested"])]

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from tianflow.core.events import EnvironmentFailed
 from tianflow.core.payloads import Grant, Trajectory, Version
-from tianflow.core.statistics import ComponentStatistics, HistogramBuilder, StateClock
+from tianflow.core.statistics import (
+    ActorMeasures,
+    ComponentStatistics,
+    HistogramBuilder,
+    StateClock,
+)
 from tianflow.errors import EndOfChannel, EnvironmentFailedError, PoisonedTrajectoryError, RunError
 
 if TYPE_CHECKING:
@@ -103,11 +108,12 @@ class Actor:
             host=self._host,
             time=self._clock.read(),
             generation=self._settings.key,
-            counters=dict(self._counters),
-            distributions={
-                "rollout_seconds": self._seconds.read(),
-                "trajectory_seconds": self._stepping.read(),
-            },
+        ).with_measures(
+            ActorMeasures(
+                **self._counters,
+                rollout_seconds=self._seconds.read(),
+                trajectory_seconds=self._stepping.read(),
+            )
         )
 
     def retire(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tianflow.core.payloads import Evaluation, Version
-from tianflow.core.statistics import ComponentStatistics, StateClock
+from tianflow.core.statistics import ComponentStatistics, EvaluatorMeasures, StateClock
 from tianflow.envs.using import with_environment
 from tianflow.envs.vector import StepRow, VectorEnvironment
 from tianflow.errors import EnvironmentFailedError
@@ -169,8 +169,7 @@ class Evaluator:
             host=self._host,
             time=self._clock.read(),
             generation=self._settings.key,
-            counters=dict(self._counters),
-        )
+        ).with_measures(EvaluatorMeasures(**self._counters))
 
     def _play(self, given_up: Callable[[], bool]) -> Evaluation | None:
         settings = self._settings.value.config.evaluation

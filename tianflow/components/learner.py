@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 from tianflow.components.weights import WeightPublisher
 from tianflow.core.events import UpdateFinished
 from tianflow.core.payloads import Batch, Settlement, Version
-from tianflow.core.statistics import ComponentStatistics, HistogramBuilder, StateClock
+from tianflow.core.statistics import (
+    ComponentStatistics,
+    HistogramBuilder,
+    LearnerMeasures,
+    StateClock,
+    WeightsMeasures,
+)
 from tianflow.errors import EndOfChannel, RunError
 
 if TYPE_CHECKING:
@@ -156,28 +162,33 @@ class Learner:
 
     def statistics(self) -> ComponentStatistics:
         """Times, counters, and statistics of the last update."""
-        counters = {"samples": float(self._samples), "given_back": float(self._given_back)}
-        distributions = {
-            "update_seconds": self._update_seconds.read(),
-            "copy_seconds": self._copy_seconds.read(),
-        }
-        if hasattr(self, "_publisher"):
-            publisher = self._publisher
-            counters |= {
-                "published": float(publisher.published),
-                "skipped": float(publisher.skipped),
-                "weights_bytes": float(publisher.nbytes),
-            }
-            distributions["publish_seconds"] = publisher.seconds.read()
-        return ComponentStatistics(
+        found = ComponentStatistics(
             name=self.name,
             role="learner",
             host=self._host,
             time=self._clock.read(),
             generation=self._settings.key,
-            counters=counters,
             gauges=dict(self._gauges),
-            distributions=distributions,
+        ).with_measures(
+            LearnerMeasures(
+                samples=float(self._samples),
+                given_back=float(self._given_back),
+                update_seconds=self._update_seconds.read(),
+                copy_seconds=self._copy_seconds.read(),
+                kl=self._gauges.get("kl"),
+                ess_ratio=self._gauges.get("ess_ratio"),
+            )
+        )
+        if not hasattr(self, "_publisher"):
+            return found
+        publisher = self._publisher
+        return found.with_measures(
+            WeightsMeasures(
+                published=float(publisher.published),
+                skipped=float(publisher.skipped),
+                weights_bytes=float(publisher.nbytes),
+                publish_seconds=publisher.seconds.read(),
+            )
         )
 
     # Waiting

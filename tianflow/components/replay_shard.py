@@ -20,7 +20,12 @@ from tianflow.core.payloads import (
     StateFile,
     StoreTrajectory,
 )
-from tianflow.core.statistics import ComponentStatistics, HistogramBuilder, StateClock
+from tianflow.core.statistics import (
+    ComponentStatistics,
+    HistogramBuilder,
+    ShardMeasures,
+    StateClock,
+)
 from tianflow.errors import CheckpointError, WouldBlock
 from tianflow.logs import logger
 from tianflow.replay.fragments import Fragment, StepStream
@@ -108,13 +113,16 @@ class ReplayShard:
             host=self._host,
             time=self._clock.read(),
             generation=self._settings.key,
-            counters=dict(self._counters),
-            gauges={
-                "items": float(holdings.items),
-                "steps": float(holdings.steps),
-                "memory_bytes": float(holdings.nbytes),
-            },
-            distributions={name: seconds.read() for name, seconds in self._seconds.items()},
+        ).with_measures(
+            ShardMeasures(
+                **self._counters,
+                items=float(holdings.items),
+                steps=float(holdings.steps),
+                memory_bytes=float(holdings.nbytes),
+                insert_seconds=self._seconds["insert_seconds"].read(),
+                draw_seconds=self._seconds["draw_seconds"].read(),
+                prioritise_seconds=self._seconds["prioritise_seconds"].read(),
+            )
         )
 
     # Executed on the compute thread. Each result is the answer, which the event loop sends.

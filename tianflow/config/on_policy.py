@@ -16,7 +16,11 @@ class Section(BaseModel):
     """Base of all sections. Unknown keys are refused, and values are immutable."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
 

@@ -166,7 +166,7 @@ class RunSnapshot:
             if self._life.evaluates_until is None
             else max(0.0, self._life.evaluates_until - now),
         )
-        return self._watch.look(statistics, config)
+        return self._watch.diagnosed(statistics, config)
 
     def _ledger(self) -> LedgerSnapshot:
         """As it is; until a first learner works, a resumed run stands at the version of its

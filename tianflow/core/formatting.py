@@ -1,15 +1,15 @@
-"""Numbers as a person reads them, on every screen and page."""
+"""Text of numbers and durations, on every screen and page."""
 
 from __future__ import annotations
 
 import math
 
 DASH = "–"
-"""What there is nothing to say of."""
+"""Stands for an unknown value."""
 
 
 def number(value: float | None) -> str:
-    """About four digits; a dash where there is none."""
+    """A number with about four digits; a dash for None, NaN and infinity."""
     if value is None or not math.isfinite(value):
         return DASH
     if value == int(value) or abs(value) >= 1000.0:
@@ -18,7 +18,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``1:02:03`` or ``2:03``; a dash where there is none."""
+    """Seconds as ``1:02:03`` or ``2:03``; a dash for None, NaN and infinity."""
     if seconds is None or not math.isfinite(seconds):
         return DASH
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""How long something took, in few numbers that can be added up: count, mean, spread and skew."""
+"""Moments of durations: count, mean, spread and skew, in sums that can be added."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from tianflow.core.statistics import ComponentStatistics, Histogram
 
 TIMED = {"actor": "trajectory_seconds", "learner": "update_seconds"}
-"""What a component of each role does again and again, by the name of its distribution."""
+"""Distribution of the repeated work of a component, by role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Of ``count`` values: sums of them and of their powers."""
+    """Sums of ``count`` values and of their powers."""
 
     count: int = 0
     total: float = 0.0
@@ -24,15 +24,15 @@ class Moments:
 
     @classmethod
     def of(cls, found: Histogram) -> Moments:
-        """Those of everything that was counted."""
+        """The moments of a histogram."""
         return cls(found.count, found.total, found.squares, found.cubes)
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Moments:
-        """From what `told` gave; what is missing is 0."""
-        count, mean = int(told.get("count") or 0), float(told.get("mean") or 0.0)
-        deviation = mean * float(told.get("spread") or 0.0)
-        third = float(told.get("skew") or 0.0) * deviation**3
+    def read(cls, summary: Mapping[str, Any]) -> Moments:
+        """The moments behind a `summary`; missing values are 0."""
+        count, mean = int(summary.get("count") or 0), float(summary.get("mean") or 0.0)
+        deviation = mean * float(summary.get("spread") or 0.0)
+        third = float(summary.get("skew") or 0.0) * deviation**3
         return cls(
             count,
             count * mean,
@@ -49,8 +49,8 @@ class Moments:
         )
 
     def since(self, before: Moments) -> Moments:
-        """What came after ``before``; all of it where there was more before: who counts was
-        restarted.
+        """The values after ``before``. If ``before`` has more, the component was restarted, and all
+        values count.
         """
         if before.count > self.count:
             return self
@@ -63,12 +63,12 @@ class Moments:
 
     @property
     def mean(self) -> float:
-        """0 without a value."""
+        """Mean; 0 without values."""
         return self.total / self.count if self.count else 0.0
 
     @property
     def variance(self) -> float:
-        """About the mean."""
+        """Variance about the mean."""
         return max(0.0, self.squares / self.count - self.mean**2) if self.count else 0.0
 
     @property
@@ -78,22 +78,22 @@ class Moments:
 
     @property
     def skew(self) -> float:
-        """Third central moment over the cube of the standard deviation; 0 where all are equal but
-        for rounding.
+        """Third central moment over the cube of the standard deviation; 0 if the values differ only
+        by rounding.
         """
         if self.spread < 1e-3:
             return 0.0
         third = self.cubes / self.count - 3 * self.mean * self.variance - self.mean**3
         return float(third / self.variance**1.5)
 
-    def told(self) -> dict[str, float]:
-        """The same, as a person reads it."""
+    def summary(self) -> dict[str, float]:
+        """Count, mean, spread and skew."""
         return {"count": self.count, "mean": self.mean, "spread": self.spread, "skew": self.skew}
 
 
 def spread_between(parts: Iterable[Moments]) -> float:
-    """Standard deviation of the own means of ``parts`` over the mean of all, less what their own
-    spread makes of it by chance.
+    """Standard deviation of the means of ``parts`` over the mean of all, less the part that the
+    spread within them causes by chance.
     """
     own = [part for part in parts if part.count > 1]
     if len(own) < 2:
@@ -107,10 +107,10 @@ def spread_between(parts: Iterable[Moments]) -> float:
 def durations(
     before: Iterable[ComponentStatistics], now: Iterable[ComponentStatistics]
 ) -> dict[str, dict[str, float]]:
-    """By role, how long trajectories (`Moments.told`, and ``apart``: `spread_between` the actors)
-    and updates took between two looks.
+    """Durations of trajectories and updates between two samples, by role: `Moments.summary`, for
+    actors with `spread_between` them as ``apart``.
 
-    A role of which nothing ended in the meantime is left out.
+    A role without a finished trajectory or update is left out.
     """
     old = {component.name: moments(component) or Moments() for component in before}
     found: dict[str, Moments] = {}
@@ -122,15 +122,13 @@ def durations(
                 old.get(component.name, Moments())
             )
             of_actors += [own] if component.role == "actor" else []
-    told = {role: together.told() for role, together in found.items() if together.count}
-    if "actor" in told:
-        told["actor"]["apart"] = spread_between(of_actors)
-    return told
+    summaries = {role: together.summary() for role, together in found.items() if together.count}
+    if "actor" in summaries:
+        summaries["actor"]["apart"] = spread_between(of_actors)
+    return summaries
 
 
 def moments(component: ComponentStatistics) -> Moments | None:
-    """Of what ``component`` does again and again, since it began; None: its role has no such
-    thing.
-    """
+    """Moments of the component's repeated work since it began; None if its role has none."""
     found = component.distributions.get(TIMED.get(component.role, ""))
     return None if found is None else Moments.of(found)

@@ -1,7 +1,7 @@
-"""Numbers that components give when asked: frozen dataclasses, and the small accumulators behind
-them.
+"""Statistics of a run and of its parts: frozen dataclasses, and the accumulators that fill them.
 
-Exporters, screens and controllers read these; no component knows who reads.
+Exporters, screens and controllers read them; a component does not know its readers. A field with
+`tianflow.core.metrics.metric` as metadata is a metric on ``/metrics``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from tianflow.core.limits import RateLimits
+from tianflow.core.metrics import metric, parts
 from tianflow.core.payloads import Holdings, Version
 
 SECONDS_BUCKETS = (
@@ -33,12 +34,40 @@ SECONDS_BUCKETS = (
     30.0,
     60.0,
 )
+STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384, 65536)
+"""Up to 256 for trajectories that are used once, beyond it for items of replay."""
+STATES = ("starting", "running", "paused", "draining", "stopping", "done", "failed", "stopped")
+VERDICTS = (
+    "sampling-bound",
+    "learning-bound",
+    "transport-bound",
+    "balance-bound",
+    "balanced",
+    "starting",
+    "paused",
+    "stalled",
+)
+DROP_REASONS = (
+    "expired",
+    "straggler",
+    "lineage",
+    "learner_lost",
+    "env_error",
+    "env_hang",
+    "poisoned",
+    "died",
+    "silent",
+    "start_timeout",
+    "shard_lost",
+    "stopped",
+)
+DISCARD_REASONS = ("expired", "learner_lost", "shard_lost", "unwanted", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A histogram: ``counts[i]`` values were <= ``edges[i]`` and above the edge before; the last
-    count is the rest.
+    """Histogram of values: ``counts[i]`` of them are at most ``edges[i]`` and above the edge before
+    it. The last count is the rest.
 
     ``total``, ``squares`` and ``cubes`` are sums of the values and of their powers.
     """
@@ -51,7 +80,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values."""
+        """Number of values."""
         return sum(self.counts)
 
 
@@ -71,13 +100,13 @@ class HistogramBuilder:
         self._cubes += value * value * value
 
     def read(self) -> Histogram:
-        """What was counted so far."""
+        """The values so far."""
         return Histogram(self._edges, tuple(self._counts), self._total, self._squares, self._cubes)
 
 
 def quantile(counts: Mapping[int, int], part: float) -> int | None:
-    """The least value that ``part`` of all do not exceed (nearest rank); ``counts`` say how often
-    each came. None of nothing.
+    """Quantile by nearest rank: the smallest value that at least ``part`` of all values do not
+    exceed. ``counts`` holds the number of each value; None where it is empty.
     """
     seen, total = 0, sum(counts.values())
     for value in sorted(counts):
@@ -89,8 +118,8 @@ def quantile(counts: Mapping[int, int], part: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Seconds spent in each state. ``current`` has been going on since ``since`` (monotonic), not
-    yet in ``seconds``.
+    """Seconds spent in each state. ``current`` is the state since ``since`` (monotonic seconds);
+    ``seconds`` does not hold that time yet.
     """
 
     seconds: Mapping[str, float]
@@ -98,8 +127,8 @@ class TimeShares:
     since: float
 
     def at(self, now: float) -> dict[str, float]:
-        """Seconds in each state, the running one counted up to ``now``; they sum to the time since
-        the clock began.
+        """Seconds in each state, the current one up to ``now``. They add up to the time since the
+        clock began.
         """
         shares = dict(self.seconds)
         shares[self.current] = shares.get(self.current, 0.0) + max(0.0, now - self.since)
@@ -107,8 +136,8 @@ class TimeShares:
 
 
 class StateClock:
-    """Where a component's time goes: always in exactly one state ("busy", "waiting:grant",
-    "paused", …).
+    """Measures where a component's time goes. A component is in exactly one state at any time:
+    "busy", "waiting:grant", "paused", …
     """
 
     def __init__(
@@ -119,214 +148,443 @@ class StateClock:
         self._state, self._since = state, clock()
 
     def enter(self, state: str) -> None:
-        """From now on the time belongs to ``state``."""
+        """Count the time from now on for ``state``."""
         now = self._clock()
         self._seconds[self._state] = self._seconds.get(self._state, 0.0) + now - self._since
         self._state, self._since = state, now
 
     @property
     def state(self) -> str:
-        """The state now running."""
+        """The current state."""
         return self._state
 
     def read(self) -> TimeShares:
-        """Shares so far. `TimeShares.at` adds the state now running."""
+        """Seconds so far. `TimeShares.at` adds the current state."""
         return TimeShares(dict(self._seconds), self._state, self._since)
+
+
+# Measures of components: what each role counts and times
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorMeasures:
+    """Counts and times of an actor."""
+
+    trajectories: float = field(
+        metadata=metric(
+            "Trajectories committed by the actor.", kind="counter", name="actor_trajectories"
+        )
+    )
+    env_failures: float = field(
+        metadata=metric(
+            "Failures of the actor's environments.", kind="counter", name="actor_env_failures"
+        )
+    )
+    poisoned: float = field(
+        metadata=metric(
+            "Failures of the actor's environments by a value that is not finite.",
+            kind="counter",
+            name="actor_poisoned",
+        )
+    )
+    # A histogram has 19 series: with 128 actors these two would be three quarters of a scrape.
+    rollout_seconds: Histogram = field(
+        metadata=metric(
+            "Time of a trajectory, with the wait for its turn.", kind="histogram", exposed=False
+        )
+    )
+    trajectory_seconds: Histogram = field(
+        metadata=metric(
+            "Time of a trajectory of full length, from its first step.",
+            kind="histogram",
+            exposed=False,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerMeasures:
+    """Counts and times of a learner, and the statistics of its last update that every algorithm
+    names alike; None where the algorithm has no such statistic.
+    """
+
+    samples: float = field(
+        metadata=metric(
+            "Steps trained on, as the learner counts them.", kind="counter", name="samples_trained"
+        )
+    )
+    given_back: float = field(
+        metadata=metric(
+            "Batches that the learner returned unused.",
+            kind="counter",
+            name="learner_batches_given_back",
+        )
+    )
+    update_seconds: Histogram = field(
+        metadata=metric("Time of one update.", kind="histogram", name="learner_update_seconds")
+    )
+    copy_seconds: Histogram = field(
+        metadata=metric(
+            "Time to copy one batch out of its slots.",
+            kind="histogram",
+            name="learner_copy_seconds",
+        )
+    )
+    kl: float | None = field(
+        default=None,
+        metadata=metric(
+            "KL divergence of the acting policy from the learning policy on a batch.",
+            name="off_policy_kl_nats",
+        ),
+    )
+    ess_ratio: float | None = field(
+        default=None,
+        metadata=metric(
+            "Effective sample size of the importance weights over the batch size.",
+            name="effective_sample_ratio",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsMeasures:
+    """Counts and times of a learner's publisher of weights."""
+
+    # The ledger counts these two since the run began: weights_published, weights_skipped.
+    published: float = field(
+        metadata=metric("Versions published by this process.", kind="counter", exposed=False)
+    )
+    skipped: float = field(
+        metadata=metric("Versions skipped by this process.", kind="counter", exposed=False)
+    )
+    weights_bytes: float = field(metadata=metric("Bytes of weights published.", kind="counter"))
+    publish_seconds: Histogram = field(
+        metadata=metric(
+            "Time to publish a version.", kind="histogram", name="weights_publish_seconds"
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatorMeasures:
+    """Counts of an evaluator."""
+
+    evaluations: float = field(
+        metadata=metric("Finished evaluations.", kind="counter", name="evaluator_evaluations")
+    )
+    episodes: float = field(
+        metadata=metric(
+            "Episodes of finished evaluations.", kind="counter", name="evaluator_episodes"
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardMeasures:
+    """Counts and times of a replay shard."""
+
+    inserted_items: float = field(
+        metadata=metric(
+            "Items inserted into the shard.", kind="counter", name="replay_shard_items_inserted"
+        )
+    )
+    drawn_items: float = field(
+        metadata=metric(
+            "Items drawn from the shard.", kind="counter", name="replay_shard_items_drawn"
+        )
+    )
+    refused_priorities: float = field(
+        metadata=metric(
+            "Priorities that were negative or not finite.",
+            kind="counter",
+            name="replay_shard_priorities_refused",
+        )
+    )
+    # The coordinator shows these three of every shard that it draws from: replay_items, ….
+    items: float = field(metadata=metric("Items in the shard.", exposed=False))
+    steps: float = field(metadata=metric("Environment steps in the shard.", exposed=False))
+    memory_bytes: float = field(metadata=metric("Memory of the shard.", exposed=False))
+    insert_seconds: Histogram = field(
+        metadata=metric(
+            "Time to store a trajectory.", kind="histogram", name="replay_insert_seconds"
+        )
+    )
+    draw_seconds: Histogram = field(
+        metadata=metric(
+            "Time to write one part of a draw.", kind="histogram", name="replay_draw_seconds"
+        )
+    )
+    prioritise_seconds: Histogram = field(
+        metadata=metric(
+            "Time to update the priorities of a part of a draw.",
+            kind="histogram",
+            name="replay_prioritise_seconds",
+        )
+    )
+
+
+Measures = ActorMeasures | LearnerMeasures | WeightsMeasures | EvaluatorMeasures | ShardMeasures
+MEASURES: Mapping[str, tuple[type[Measures], ...]] = {
+    "actor": (ActorMeasures,),
+    "learner": (LearnerMeasures, WeightsMeasures),
+    "evaluator": (EvaluatorMeasures,),
+    "replay": (ShardMeasures,),
+}
+"""By role."""
+
+
+# Statistics of a run
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentStatistics:
-    """What one component says of itself. ``name`` is its place ("actor-3"), so restarts add no
-    series.
+    """Statistics of one component. ``name`` is its place ("actor-3"), so a restart adds no series.
+
+    The three mappings hold its measures (`MEASURES`) by their fields' names.
     """
 
     name: str
     role: str
     host: str
     time: TimeShares
-    generation: int = 0
-    """Settings generation in force."""
+    generation: int = field(
+        default=0,
+        metadata=metric(
+            "Generation of the settings in force in a component.",
+            name="component_settings_generation",
+        ),
+    )
     counters: Mapping[str, float] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
     distributions: Mapping[str, Histogram] = field(default_factory=dict)
 
+    def with_measures(self, measures: Measures) -> ComponentStatistics:
+        """The same with ``measures`` by their kinds; those that are None are left out."""
+        found: dict[str, dict[str, float]] = {"counter": {}, "gauge": {}}
+        distributions: dict[str, Histogram] = {}
+        for each in fields(measures):
+            value, kind = getattr(measures, each.name), each.metadata["metric"].kind
+            if value is not None:
+                (distributions if kind == "histogram" else found[kind])[each.name] = value
+        return ComponentStatistics(
+            self.name,
+            self.role,
+            self.host,
+            self.time,
+            self.generation,
+            {**self.counters, **found["counter"]},
+            {**self.gauges, **found["gauge"]},
+            {**self.distributions, **distributions},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayStatistics:
-    """Replay at one moment. Counts are of items; ``drawn = trained + discarded + held`` at every
-    look, since this process began.
+    """Replay at one moment. Counts are of items since this process began; at any time
+    ``drawn = trained + discarded + held``.
     """
 
     shards: Mapping[int, Holdings]
-    """Of every shard that is up."""
-    inserts: int
-    deletes: int
-    """Of all there were since the run began; ``inserts - deletes`` are there."""
-    drawn: int
-    trained: int
-    discarded: Mapping[str, int]
-    """By reason."""
-    held: int
-    """Drawn, neither trained on nor discarded yet."""
-    diff: float
-    """The limiter's accumulator, in draws."""
+    """Contents of every shard that is up."""
+    inserts: int = field(
+        metadata=metric("Items inserted.", kind="counter", name="replay_items_inserted")
+    )
+    deletes: int = field(
+        metadata=metric(
+            "Items removed: for room, by staleness, or with their shard.",
+            kind="counter",
+            name="replay_items_removed",
+        )
+    )
+    """Like ``inserts`` since the run began; ``inserts - deletes`` items are there."""
+    drawn: int = field(
+        metadata=metric(
+            "Draws of items; an item counts each time.", kind="counter", name="replay_items_drawn"
+        )
+    )
+    trained: int = field(
+        metadata=metric("Drawn items trained on.", kind="counter", name="replay_items_trained")
+    )
+    discarded: Mapping[str, int] = field(
+        metadata=metric(
+            "Drawn items discarded untrained, by reason.",
+            kind="counter",
+            name="replay_items_discarded",
+            labels=("reason",),
+            known=DISCARD_REASONS,
+        )
+    )
+    held: int = field(
+        metadata=metric(
+            "Drawn items, neither trained on nor discarded yet.", name="replay_items_held"
+        )
+    )
+    diff: float = field(
+        metadata=metric(
+            "Lead of inserting over drawing, in draws.",
+            name="replay_limiter_diff",
+        )
+    )
     limits: RateLimits
-    """That the limiter obeys now."""
-    samples_per_insert: float
-    """Since the run began, so also before anything could be drawn."""
-    blocked_s: Mapping[str, float]
-    """Seconds for which ``insert`` and ``draw`` were wanted and held back, pauses left out: by the
-    limiter, or for want of a shard.
-    """
+    """Limits in force."""
+    samples_per_insert: float = field(
+        metadata=metric("Draws per insert since the run began.", name="replay_samples_per_insert")
+    )
+    """Includes the time before anything could be drawn."""
+    blocked_s: Mapping[str, float] = field(
+        metadata=metric(
+            "Time for which the limiter or a missing shard blocked inserts, or draws.",
+            kind="counter",
+            name="replay_limiter_blocked_seconds",
+            labels=("side",),
+        )
+    )
+    """Of ``insert`` and ``draw``; pauses do not count."""
 
     @property
     def items(self) -> int:
-        """Items that the shards now up hold."""
+        """Items in the shards that are up."""
         return sum(holdings.items for holdings in self.shards.values())
 
     @property
     def samples_per_insert_target(self) -> float | None:
-        """The ratio that the limiter keeps; None: neither side waits for the other."""
+        """Ratio that the limiter maintains; None where neither side waits for the other."""
         return self.limits.samples_per_insert if math.isfinite(self.limits.max_diff) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerStatistics:
-    """What one controller asked for last, and how many directives it has given."""
+    """Last request of a balance controller, and the number of its directives."""
 
     name: str
-    directives: int
+    directives: int = field(
+        metadata=metric(
+            "Directives given by a controller.", kind="counter", name="balance_directives"
+        )
+    )
     credits: int | None
-    winning: bool
+    """Credits that it asked for; None before it asked for any."""
+    winning: bool = field(
+        metadata=metric(
+            "1 for the controller whose request is in force.", name="balance_controller_winning"
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatistics:
-    """Attempts, failures and times of checkpoints. ``last_success`` is a Unix time, 0 before the
-    first.
-    """
+    """Attempts, failures and times of checkpoints."""
 
-    attempts: int = 0
-    failures: int = 0
-    last_success: float = 0.0
-    seconds: Histogram = field(default_factory=lambda: HistogramBuilder().read())
+    attempts: int = field(
+        default=0, metadata=metric("Checkpoints begun.", kind="counter", name="checkpoint_attempts")
+    )
+    failures: int = field(
+        default=0,
+        metadata=metric(
+            "Checkpoints that could not be written.", kind="counter", name="checkpoint_failures"
+        ),
+    )
+    last_success: float = field(
+        default=0.0,
+        metadata=metric(
+            "Unix time of the newest checkpoint, 0 before the first.",
+            name="checkpoint_last_success_timestamp_seconds",
+        ),
+    )
+    seconds: Histogram = field(
+        default_factory=lambda: HistogramBuilder().read(),
+        metadata=metric("Time to write a checkpoint.", kind="histogram", name="checkpoint_seconds"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SinkStatistics:
-    """Rows of history that were for a sink, and how many of them it did not get: it was too slow
-    for them, or it had failed.
-    """
+    """Rows of history offered to a sink, and those that a slow or failed sink did not receive."""
 
-    rows: int = 0
-    dropped: int = 0
+    rows: int = field(
+        default=0,
+        metadata=metric("Rows of history offered to a sink.", kind="counter", name="sink_rows"),
+    )
+    dropped: int = field(
+        default=0,
+        metadata=metric(
+            "Rows of history that a sink did not receive, because it was slow or had failed.",
+            kind="counter",
+            name="sink_rows_dropped",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What holds a run back. `tianflow.observability.diagnosis` makes it."""
+    """The bottleneck of a run; `tianflow.observability.diagnosis` finds it."""
 
-    verdict: str
+    verdict: str = field(
+        metadata=metric(
+            "1 for the current bottleneck.", name="diagnosis", labels=("verdict",), known=VERDICTS
+        )
+    )
     """sampling-bound, learning-bound, transport-bound, balance-bound, stalled, balanced or
-    starting; or the state of a run that does not train."""
+    starting; otherwise the state of a run that does not train."""
     advice: str
-    """Why, by how much, and what would help, in a sentence."""
+    """Cause, size and remedy in one sentence."""
     component: str | None = None
-    """Who stands still in a stalled run."""
+    """Component that is stuck, of a stalled run."""
     for_s: float = 0.0
-    """Seconds for which it has been so."""
+    """Seconds since the verdict last changed."""
     window_s: float = 0.0
-    """Seconds that the shares are of."""
-    waits: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the time for which the ``learner`` waited for a batch, and ``actors`` on average
-    for a credit.
-    """
+    """Seconds that the shares cover."""
+    waits: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata=metric(
+            "Share of the last seconds in which the learner waited for a batch, and actors on "
+            "average for a credit.",
+            name="waiting_ratio",
+            labels=("role",),
+        ),
+    )
+    """Shares of time in which the ``learner`` waited for a batch, and ``actors`` on average for a
+    credit."""
     shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Mean share of each state by role; pauses and starts left out."""
+    """Mean share of each state by role, without pauses and starts."""
     suggested: Mapping[str, float] = field(default_factory=dict)
-    """Values of settings that would help, by path."""
+    """Settings that would help: value by path."""
     steps_per_s: float | None = None
+    """Environment steps per second over the window."""
     forecast_steps_per_s: float | None = None
-    """What they would bring, where that can be said."""
+    """Environment steps per second with the suggested settings; None where no model applies."""
     forecast_range: tuple[float, float] | None = None
-    """Between which it will lie, where times vary: of two standard errors of what was seen, and of
-    what the model may be off by.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class RunStatistics:
-    """Everything about a run at one moment; what metrics, screen and API read.
-
-    ``state`` is one of starting, running, paused, draining, stopping, done, failed, stopped.
-    ``now`` is monotonic. ``restarts`` counts by (host, reason), ``starts`` by host. ``generation``
-    is that of the newest settings.
-    """
-
-    run: str
-    state: str
-    ready: bool
-    reasons: tuple[str, ...]
-    now: float
-    elapsed_s: float
-    ledger: LedgerSnapshot
-    components: tuple[ComponentStatistics, ...]
-    controllers: tuple[ControllerStatistics, ...]
-    env_steps: int
-    env_frames: int
-    episodes: int
-    recent_returns: tuple[float, ...]
-    """Of the last 100 episodes of training, oldest first."""
-    recent_lengths: tuple[int, ...]
-    evaluation: Mapping[str, float]
-    """``version``, ``mean_return``, ``episodes`` of the newest evaluation; empty before the first.
-    """
-    evaluation_failures: int
-    """Evaluations that came to nothing."""
-    restarts: Mapping[tuple[str, str], int]
-    starts: Mapping[str, int]
-    events_dropped: int
-    events_received: int
-    generation: int
-    settings_changes: int
-    settings_refused: int
-    checkpoint: CheckpointStatistics
-    loop_lag: Histogram
-    last_update_timestamp: float
-    """Unix time of the last settled update, 0 before the first."""
-    actors_wanted: int
-    diagnosis: Diagnosis
-    replay: ReplayStatistics | None
-    """None for an algorithm that uses each trajectory once."""
-    target_return: float | None
-    time_to_target_s: float | None
-    """Seconds of training until the mean of the last 100 training episodes first reached the
-    target.
-    """
-    sinks: Mapping[str, SinkStatistics] = field(default_factory=dict)
-    """By name."""
-    trained_s: float = 0.0
-    """Seconds that count towards ``run.max_seconds``."""
-    evaluating: bool = False
-    """True while an evaluation goes on."""
-    evaluation_left_s: float | None = None
-    """Seconds after which the last evaluation of a run that is stopping is given up; None while
-    there is none.
-    """
+    """Range of the forecast: two standard errors of the measured times, and the error of the model.
+    None where times do not vary."""
 
 
 @dataclass(slots=True)
 class Share:
-    """What became of the environment steps of one holder (an actor)."""
+    """Environment steps of one holder (an actor) by their outcome."""
 
-    committed_steps: int = 0
-    trained_steps: int = 0
-    dropped_steps: int = 0
+    committed_steps: int = field(
+        default=0,
+        metadata=metric(
+            "Environment steps in committed trajectories.", kind="counter", name="steps_committed"
+        ),
+    )
+    trained_steps: int = field(
+        default=0,
+        metadata=metric("Environment steps trained on.", kind="counter", name="steps_trained"),
+    )
+    dropped_steps: int = field(
+        default=0,
+        metadata=metric(
+            "Environment steps committed and then dropped.", kind="counter", name="steps_dropped"
+        ),
+    )
     trajectories: int = 0
 
     def copy(self) -> Share:
-        """As it is now. Every look copies that of every actor, and `dataclasses.replace` takes
-        eight times as long.
+        """A copy. A snapshot copies that of every actor, and `dataclasses.replace` takes eight
+        times as long.
         """
         return Share(
             self.committed_steps, self.trained_steps, self.dropped_steps, self.trajectories
@@ -335,49 +593,253 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """One consistent look. Counters count since the run began; ``open`` tickets have begun and are
-    neither trained nor dropped.
+    """The ledger at one moment. Counters count since the run began; at any time
+    ``begun = trained + inserted + dropped + open``.
     """
 
     version: Version
     published: Version
-    granted: int
-    begun: int
-    committed: int
-    trained: int
-    inserted: int
-    dropped: dict[str, int]
-    open: int
-    returned: int
-    late_commits: int
-    cuts: int
-    in_use: int
-    credits_limit: int
-    credits_ceiling: int
-    slots: int
-    free_slots: int
-    quarantined_slots: int
-    queue: int
+    granted: int = field(
+        metadata=metric("Tickets granted.", kind="counter", name="trajectories_granted")
+    )
+    begun: int = field(
+        metadata=metric("Trajectories begun.", kind="counter", name="trajectories_begun")
+    )
+    committed: int = field(
+        metadata=metric("Trajectories committed.", kind="counter", name="trajectories_committed")
+    )
+    trained: int = field(
+        metadata=metric("Trajectories trained on.", kind="counter", name="trajectories_trained")
+    )
+    inserted: int = field(
+        metadata=metric(
+            "Trajectories inserted into replay; 0 without replay.",
+            kind="counter",
+            name="trajectories_inserted",
+        )
+    )
+    dropped: dict[str, int] = field(
+        metadata=metric(
+            "Trajectories begun and then dropped, by reason.",
+            kind="counter",
+            name="trajectories_dropped",
+            labels=("reason",),
+            known=DROP_REASONS,
+        )
+    )
+    open: int = field(
+        metadata=metric(
+            "Trajectories begun, neither trained on, inserted nor dropped yet.",
+            name="trajectories_open",
+        )
+    )
+    returned: int = field(
+        metadata=metric(
+            "Tickets returned before their trajectory began.",
+            kind="counter",
+            name="trajectories_returned",
+        )
+    )
+    late_commits: int = field(
+        metadata=metric(
+            "Commits refused because the ticket had been dropped.",
+            kind="counter",
+            name="trajectories_late_commits",
+        )
+    )
+    cuts: int = field(
+        metadata=metric(
+            "Requests to commit a trajectory early.", kind="counter", name="trajectories_cut"
+        )
+    )
+    in_use: int = field(metadata=metric("Credits held by tickets.", name="credits_in_use"))
+    credits_limit: int = field(metadata=metric("Credits in force."))
+    credits_ceiling: int = field(metadata=metric("Largest number of credits under the bound."))
+    slots: int = field(metadata=metric("Slots of trajectories."))
+    free_slots: int = field(metadata=metric("Free slots.", name="slots_free"))
+    quarantined_slots: int = field(
+        metadata=metric(
+            "Slots of dropped tickets that an actor may still write to.", name="slots_quarantined"
+        )
+    )
+    queue: int = field(
+        metadata=metric(
+            "Committed trajectories that wait for the learner.", name="queue_trajectories"
+        )
+    )
     oldest_committed_at: float | None
+    """Monotonic time of the oldest commit in the queue."""
     steps_committed: int
     steps_trained: int
-    updates: int
-    skipped_updates: int
-    publishes: int
-    publish_lag: int
-    unpublished_updates: int
-    max_staleness: int | None
-    staleness: dict[int, int]
-    in_flight: dict[int, int]
-    in_queue: dict[int, int]
-    violations: int
+    updates: int = field(
+        metadata=metric("Updates settled.", kind="counter", name="learner_updates")
+    )
+    skipped_updates: int = field(
+        metadata=metric(
+            "Updates whose step was skipped because it was not finite.",
+            kind="counter",
+            name="learner_updates_skipped",
+        )
+    )
+    publishes: int = field(
+        metadata=metric("Versions published.", kind="counter", name="weights_published")
+    )
+    publish_lag: int = field(
+        metadata=metric("Updates since the last published version.", name="publish_lag_updates")
+    )
+    unpublished_updates: int = field(
+        metadata=metric(
+            "Updates settled without being published.", kind="counter", name="weights_skipped"
+        )
+    )
+    max_staleness: int | None = field(
+        metadata=metric(
+            "Maximum staleness in force (+Inf: unbounded).",
+            name="staleness_bound_updates",
+            missing=math.inf,
+        )
+    )
+    staleness: dict[int, int] = field(
+        metadata=metric(
+            "Staleness at use of everything trained on: trajectories, with replay items.",
+            kind="histogram",
+            name="staleness_updates",
+            buckets=STALENESS_BUCKETS,
+        )
+    )
+    in_flight: dict[int, int] = field(
+        metadata=metric(
+            "Part of staleness until commit.",
+            kind="histogram",
+            name="staleness_in_flight_updates",
+            buckets=STALENESS_BUCKETS,
+        )
+    )
+    in_queue: dict[int, int] = field(
+        metadata=metric(
+            "Part of staleness from commit to use.",
+            kind="histogram",
+            name="staleness_in_queue_updates",
+            buckets=STALENESS_BUCKETS,
+        )
+    )
+    violations: int = field(
+        metadata=metric(
+            "Trajectories trained on beyond the bound: always 0.",
+            kind="counter",
+            name="staleness_violations",
+        )
+    )
     recent_staleness: tuple[int, ...]
-    shares: dict[str, Share]
+    """Staleness of the last 1,000 trained trajectories."""
+    shares: dict[str, Share] = field(metadata=parts("component"))
 
 
-def coarse(age: int) -> int:
-    """``age`` to three binary digits, so that a histogram of ages in replay stays small: 0..15
-    exactly, then 16, 18, 20, …, 32, 36, …
+@dataclass(frozen=True, slots=True)
+class RunStatistics:
+    """A run at one moment; metrics, screens and the API read it.
+
+    ``now`` is in monotonic seconds.
     """
-    shift = max(0, age.bit_length() - 4)
-    return age >> shift << shift
+
+    run: str
+    state: str = field(
+        metadata=metric(
+            "1 for the state of the run.", name="run_state", labels=("state",), known=STATES
+        )
+    )
+    ready: bool = field(metadata=metric("1 while training can proceed.", name="run_ready"))
+    reasons: tuple[str, ...]
+    """Reasons why training cannot proceed."""
+    now: float
+    elapsed_s: float = field(
+        metadata=metric("Time since the run began.", name="run_elapsed_seconds")
+    )
+    ledger: LedgerSnapshot = field(metadata=parts())
+    components: tuple[ComponentStatistics, ...] = field(metadata=parts("component", key="name"))
+    controllers: tuple[ControllerStatistics, ...] = field(metadata=parts("controller", key="name"))
+    env_steps: int = field(
+        metadata=metric("Environment steps, without those of resets.", kind="counter")
+    )
+    env_frames: int = field(
+        metadata=metric("Frames of the environments behind those steps.", kind="counter")
+    )
+    episodes: int = field(metadata=metric("Finished episodes of training.", kind="counter"))
+    recent_returns: tuple[float, ...]
+    """Returns of the last 100 episodes of training, oldest first."""
+    recent_lengths: tuple[int, ...]
+    evaluation: Mapping[str, float]
+    """``version``, ``mean_return`` and ``episodes`` of the newest evaluation; empty before the
+    first.
+    """
+    evaluation_failures: int = field(
+        metadata=metric("Failed evaluations.", kind="counter", name="evaluations_failed")
+    )
+    restarts: Mapping[tuple[str, str], int] = field(
+        metadata=metric(
+            "Starts of a host process that replaced a lost one, by its place.",
+            kind="counter",
+            name="component_restarts",
+            labels=("component", "reason"),
+        )
+    )
+    starts: Mapping[str, int] = field(
+        metadata=metric(
+            "Starts of a host process, by its place.",
+            kind="counter",
+            name="component_starts",
+            labels=("component",),
+        )
+    )
+    events_dropped: int = field(
+        metadata=metric("Events lost on the way to the coordinator.", kind="counter")
+    )
+    events_received: int = field(
+        metadata=metric("Events that reached the coordinator.", kind="counter")
+    )
+    generation: int = field(
+        metadata=metric(
+            "Newest generation of the live settings.", name="balance_settings_generation"
+        )
+    )
+    settings_changes: int = field(metadata=metric("Live changes put in force.", kind="counter"))
+    settings_refused: int = field(metadata=metric("Live changes refused.", kind="counter"))
+    checkpoint: CheckpointStatistics = field(metadata=parts())
+    loop_lag: Histogram = field(
+        metadata=metric(
+            "Delay of the coordinator's event loop.", kind="histogram", name="loop_lag_seconds"
+        )
+    )
+    last_update_timestamp: float = field(
+        metadata=metric(
+            "Unix time of the last settled update, 0 before the first.",
+            name="learner_last_update_timestamp_seconds",
+        )
+    )
+    actors_wanted: int = field(metadata=metric("Actors that the settings ask for."))
+    diagnosis: Diagnosis = field(metadata=parts())
+    replay: ReplayStatistics | None = field(metadata=parts())
+    """None for an algorithm that uses each trajectory once."""
+    target_return: float | None = field(metadata=metric("Return that training is to reach."))
+    time_to_target_s: float | None = field(
+        metadata=metric(
+            "Training time until the mean return of the last 100 episodes first reached the "
+            "target.",
+            name="time_to_target_seconds",
+        )
+    )
+    sinks: Mapping[str, SinkStatistics] = field(default_factory=dict, metadata=parts("sink"))
+    trained_s: float = 0.0
+    """Seconds that count towards ``run.max_seconds``."""
+    evaluating: bool = False
+    """True during an evaluation."""
+    evaluation_left_s: float | None = None
+    """Seconds until the last evaluation of a stopping run times out; None without one."""
+
+
+def coarse(staleness: int) -> int:
+    """``staleness`` to three binary digits: 0..15 exactly, then 16, 18, 20, …, 32, 36, …. A
+    histogram of staleness with replay stays small.
+    """
+    shift = max(0, staleness.bit_length() - 4)
+    return staleness >> shift << shift

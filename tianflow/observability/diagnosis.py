@@ -1,6 +1,4 @@
-"""What holds a run back, by how much, and what would change it: from where the time of its
-components went lately.
-"""
+"""Diagnosis of a run: its bottleneck, the size of it and a remedy, from recent shares of time."""
 
 from __future__ import annotations
 
@@ -17,26 +15,24 @@ from tianflow.observability.window import MOST, NOTICEABLE, Window
 WINDOW_S = 5.0
 SPACING_S = 0.5
 LEAST_S = 0.5
-"""Less time than this says nothing yet."""
+"""Minimum seconds of a window for a verdict."""
 MEMORY_S = 60.0
-"""For how long it is remembered how much times vary. They may also change by themselves, so not for
-ever.
+"""Seconds over which the spread of times is estimated. Times also change by themselves, so it is
+limited.
 """
 SETTLED_S = 2.0
-"""What components report so soon after a change may be of before."""
+"""Seconds after a change in which reports may still describe the time before it."""
 
 
 class DiagnosisMemory:
-    """What components said at times of one stretch of training under the same settings, up to
-    `MEMORY_S` ago.
-    """
+    """Component statistics of the last `MEMORY_S` seconds of training under the same settings."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, tuple[ComponentStatistics, ...]]] = deque()
         self._generation, self._since = -1, 0.0
 
-    def look(self, run: RunStatistics) -> Sequence[ComponentStatistics]:
-        """What they said the longest time ago; nothing while there is none."""
+    def add(self, run: RunStatistics) -> Sequence[ComponentStatistics]:
+        """Add a sample; the oldest one, empty while there is none."""
         kept = self._kept
         if run.generation != self._generation or run.state != "running":
             kept.clear()
@@ -51,23 +47,21 @@ class DiagnosisMemory:
 
 
 class DiagnosisWindow:
-    """Keeps what a diagnosis looks back at: statistics of the last seconds of an unbroken stretch
-    of training.
-    """
+    """Samples of the last seconds of uninterrupted training, for a diagnosis."""
 
     def __init__(self) -> None:
         self._kept: deque[RunStatistics] = deque()
         self._memory = DiagnosisMemory()
         self._verdict, self._since = "", 0.0
 
-    def look(self, run: RunStatistics, config: Config) -> RunStatistics:
-        """``run`` with its diagnosis."""
+    def diagnosed(self, run: RunStatistics, config: Config) -> RunStatistics:
+        """``run`` with its diagnosis. Adds it to the samples."""
         kept = self._kept
         if run.state != "running":
             kept.clear()
         while len(kept) > 1 and kept[1].now <= run.now - WINDOW_S:
             kept.popleft()
-        found = diagnose([*kept, run], config, self._memory.look(run))
+        found = diagnose([*kept, run], config, self._memory.add(run))
         if run.state == "running" and (not kept or run.now - kept[-1].now >= SPACING_S):
             kept.append(run)
         if found.verdict != self._verdict:
@@ -76,29 +70,30 @@ class DiagnosisWindow:
 
 
 def diagnose(
-    looks: Sequence[RunStatistics], config: Config, earlier: Sequence[ComponentStatistics] = ()
+    samples: Sequence[RunStatistics], config: Config, earlier: Sequence[ComponentStatistics] = ()
 ) -> Diagnosis:
-    """The verdict on the time from the first to the last of ``looks``, oldest first.
+    """The diagnosis of the time from the first to the last of ``samples``, oldest first.
 
-    The shares are of that time alone. What lies between the two ends only says how many
-    trajectories were on their way. How much times vary is known since ``earlier``
-    (`Window.earlier`).
+    Shares cover exactly that time. The samples in between only tell how many trajectories were in
+    transit. The spread of times is estimated since ``earlier`` (`Window.earlier`).
     """
-    run = looks[-1]
+    run = samples[-1]
     if run.state != "running":
         evaluation = (
-            f", and evaluates the policy: {config.evaluation.episodes} episodes; a stop ends it "
-            "without"
+            f" and evaluates the policy over {config.evaluation.episodes} episodes; another stop "
+            "request skips the evaluation"
             if run.evaluating and run.state == "stopping"
             else ""
         )
         return Diagnosis(run.state, f"the run is {run.state}{evaluation}")
-    stall = stalled(looks, config)
+    stall = stalled(samples, config)
     if stall is not None:
         return stall
-    window = Window(_since_the_first_update(looks), config, earlier)
+    window = Window(_since_the_first_update(samples), config, earlier)
     if window.passed < LEAST_S or not window.actors or "learner" not in window.shares:
-        return Diagnosis("starting", "there is too little to compare yet", window_s=window.passed)
+        return Diagnosis(
+            "starting", "the window is too short for a verdict", window_s=window.passed
+        )
     verdict = _verdict(window)
     sentence, suggested, forecast = ADVICE[verdict](window)
     return Diagnosis(
@@ -116,26 +111,26 @@ def diagnose(
     )
 
 
-def _since_the_first_update(looks: Sequence[RunStatistics]) -> Sequence[RunStatistics]:
-    """Those of ``looks`` that say how the run goes on: nothing follows for later from how long the
-    first batch of all was waited for.
+def _since_the_first_update(samples: Sequence[RunStatistics]) -> Sequence[RunStatistics]:
+    """The samples after the first update, if they span `LEAST_S`: the wait for the very first batch
+    says nothing about later ones.
     """
-    going = [look for look in looks if look.ledger.updates]
-    return going if going and going[-1].now - going[0].now >= LEAST_S else looks
+    later = [sample for sample in samples if sample.ledger.updates]
+    return later if later and later[-1].now - later[0].now >= LEAST_S else samples
 
 
 def _verdict(window: Window) -> str:
-    """Who waits names what holds the run back.
+    """The side that waits names the bottleneck.
 
-    With replay: a learner asks ahead, and actors go on while there are slots, so a side that is
-    held back without waiting loses nothing; whoever waits though nobody holds it back waits for the
-    shards.
+    With replay, the learner requests ahead and actors continue while slots are free. So a side that
+    is blocked without waiting loses nothing, and a side that waits without being blocked waits for
+    the shards.
     """
     learner, actors = window.learner_waits > NOTICEABLE, window.actors_wait > NOTICEABLE
     if not learner and not actors:
         return "balanced"
     if window.run.replay is not None:
-        learner, actors = learner and window.held("draw"), actors and window.held("insert")
+        learner, actors = learner and window.blocked("draw"), actors and window.blocked("insert")
         if not learner and not actors:
             return "transport-bound"
     elif learner and actors and not window.credits_spent:
@@ -145,8 +140,8 @@ def _verdict(window: Window) -> str:
     return "sampling-bound" if learner else "learning-bound"
 
 
-# Advice: a sentence, settings that would help, and steps per second that they would bring
-# ---------------------------------
+# Advice: a sentence, settings that would help, and the forecast with them
+# --------------------------------------------------------------------------------------------------
 
 Advice = tuple[str, dict[str, float], Forecast | None]
 
@@ -158,9 +153,7 @@ def _waiting(window: Window) -> str:
 
 
 def _sampling(window: Window) -> Advice:
-    """Where both sides are equally fast they wait for each other now and then, the more the more
-    their times vary.
-    """
+    """Equally fast sides still wait for each other at times, and the more their times vary."""
     count, enough, works = window.actors, window.enough, window.learner_works
     suggested: dict[str, float] = {} if enough <= count else {"actors.count": enough}
     if enough > window.hosts:
@@ -177,8 +170,7 @@ def _sampling(window: Window) -> Advice:
     sentence = (
         f"{_waiting(window)}; about {1.0 / works:.1f}x the actors that step at once ({enough} "
         f"instead of {window.stepping:.1f}) "
-        f"would saturate it, at about {_told(forecast, window.pace)}, where there are cores for "
-        "them"
+        f"would saturate it, at about {_gain(forecast, window.pace)}, if there are cores for them"
     )
     if "actors.hosts" in suggested:
         sentence += (
@@ -192,13 +184,13 @@ def _sampling(window: Window) -> Advice:
         if bound:
             larger = -(-enough // bound)
             sentence += (
-                f", nor would batch_trajectories = {larger}, with data as young as now "
+                f"; neither would batch_trajectories = {larger}, with the same staleness "
                 "and fewer, larger updates"
             )
     return sentence, suggested, forecast
 
 
-def _told(forecast: Forecast, pace: float) -> str:
+def _gain(forecast: Forecast, pace: float) -> str:
     likely = (
         ""
         if forecast.low == forecast.high
@@ -222,12 +214,10 @@ def _learning(window: Window) -> Advice:
         sentence = (
             f"{_waiting(window)}; learner.slowdown = {slowdown:g} makes each update "
             f"{1.0 + slowdown:g}x as long: "
-            f"without it about {_told(forecast, window.pace)}"
+            f"without it about {_gain(forecast, window.pace)}"
         )
         return sentence, {"learner.slowdown": 0.0}, forecast
-    sentence = (
-        f"{_waiting(window)}; a faster learner would be worth up to {1.0 / busy:.1f}x the steps"
-    )
+    sentence = f"{_waiting(window)}; a faster learner would bring up to {1.0 / busy:.1f}x the steps"
     if window.enough >= window.actors:
         return sentence, {}, None
     return (
@@ -241,16 +231,16 @@ def _transport(window: Window) -> Advice:
     if window.run.replay is not None:
         shards = len(window.run.replay.shards)
         return (
-            f"{_waiting(window)}, though nobody is held back: they wait for {shards} replay shards",
+            f"{_waiting(window)}, but replay blocks neither: they wait for {shards} replay shards",
             {"replay.shards": shards + 1},
             None,
         )
     ledger = window.run.ledger
     sentence = (
-        f"{_waiting(window)}, both while trajectories or grants are on their way ({ledger.in_use} "
-        f"of {ledger.credits_limit} credits out, "
+        f"{_waiting(window)}, both while trajectories or grants are in transit ({ledger.in_use} "
+        f"of {ledger.credits_limit} credits in use, "
         f"{ledger.queue} queued, {window.stepping:.1f} actors stepping): longer trajectories "
-        "(actors.rollout_steps) cross less often"
+        "(actors.rollout_steps) need fewer messages"
     )
     return sentence, {}, None
 
@@ -258,11 +248,11 @@ def _transport(window: Window) -> Advice:
 def _balance(window: Window) -> Advice:
     waits = _waiting(window)
     forecast = window.pace / max(1e-9, 1.0 - min(MOST, window.learner_waits, window.actors_wait))
-    gain = f"both going on would make about {forecast:,.0f} steps/s instead of {window.pace:,.0f}"
+    gain = f"without waiting about {forecast:,.0f} steps/s instead of {window.pace:,.0f}"
     replay, config = window.run.replay, window.config
     if replay is not None:
         buffer = replay.limits.max_diff - replay.limits.min_diff
-        sentence = f"{waits}, each held back in turn; {gain} with a wider replay.error_buffer"
+        sentence = f"{waits}, each blocked in turn; {gain} with a larger replay.error_buffer"
         return sentence, {"replay.error_buffer": round(buffer)}, _about(forecast)
     bound, batch, actors = (
         window.run.ledger.max_staleness,
@@ -272,17 +262,17 @@ def _balance(window: Window) -> Advice:
     if bound is not None and bound * batch < actors:
         wide = -(-actors // batch)
         cause = (
-            f"{actors} actors are more than max_staleness * B = {bound} * {batch} lets work "
+            f"{actors} actors are more than max_staleness * B = {bound} * {batch} allows "
             "during an update"
         )
         fewer = (
-            f"; with actors.count = {bound * batch} none would be idle because of the bound"
+            f"; with actors.count = {bound * batch} the bound would keep no actor idle"
             if bound
             else ""
         )
         return (
             (
-                f"{waits}: {cause}; {gain} with max_staleness = {wide}, for the price of older "
+                f"{waits}: {cause}; {gain} with max_staleness = {wide}, at the price of staler "
                 f"data{fewer}"
             ),
             {"balance.max_staleness": wide},
@@ -296,8 +286,8 @@ def _balance(window: Window) -> Advice:
             _about(forecast),
         )
     suggested: dict[str, float] = {} if bound is None else {"balance.max_staleness": bound + 1}
-    cause = "in turn" if actors == 1 else f"the slowest, {_slowest(window)}, keeps the others"
-    return f"{waits}: {cause}; {gain} with a wider bound", suggested, _about(forecast)
+    cause = "in turn" if actors == 1 else f"the others wait for the slowest, {_slowest(window)}"
+    return f"{waits}: {cause}; {gain} with a larger bound", suggested, _about(forecast)
 
 
 def _slowest(window: Window) -> str:

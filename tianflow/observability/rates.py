@@ -1,6 +1,4 @@
-"""How fast a run goes, and where its time goes: a small ring of samples, read over the last 10, 60
-and 300 seconds.
-"""
+"""Speeds of a run and shares of time, over the last 10, 60 and 300 seconds of samples."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from tianflow.core.statistics import RunStatistics
 
 WINDOWS = (10.0, 60.0, 300.0)
 SPACING = 1.0
-"""Least seconds between two kept samples: 300 seconds then fit into about 300 of them."""
+"""Minimum seconds between two stored samples: about 300 of them cover 300 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Where a run stood at ``now`` (monotonic seconds). ``mean_return`` is of the last 100
-    episodes, None before the first.
+    """Counts of a run at ``now`` (monotonic seconds). ``mean_return`` is that of the last 100
+    episodes; None before the first.
     """
 
     now: float
@@ -28,24 +26,24 @@ class Sample:
     updates: int
     mean_return: float | None
     times: Mapping[str, Mapping[str, float]]
-    """Seconds in each state by role, over all components of the role."""
+    """Seconds in each state, summed over the components of a role."""
     inserted: int = 0
     drawn: int = 0
-    """Items of replay."""
+    """Like ``inserted``: items of replay."""
     held_back: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which each side of replay was held back; empty without replay."""
+    """Seconds for which each side of replay was blocked; empty without replay."""
 
 
 class RunRates:
-    """Speeds of one run, from samples taken now and then.
+    """Speeds of one run, from samples at any times.
 
     Args:
-        read: gives the run's statistics.
+        read: returns the run's statistics.
     """
 
     def __init__(self, *, read: Callable[[], RunStatistics]) -> None:
         self._read = read
-        # One more than the longest window holds, so that the window has a sample at its far end.
+        # One more than the longest window holds: the window needs a sample at its far end.
         self._samples: deque[Sample] = deque(maxlen=int(WINDOWS[-1] / SPACING) + 2)
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -56,7 +54,7 @@ class RunRates:
             await asyncio.sleep(SPACING)
 
     def sample(self) -> RunStatistics:
-        """Take a sample now; the statistics it was made from."""
+        """Take a sample now; the statistics behind it."""
         statistics = self._read()
         returns = statistics.recent_returns
         mean = sum(returns) / len(returns) if returns else None
@@ -68,7 +66,7 @@ class RunRates:
             _times(statistics),
             *_of_replay(statistics),
         )
-        # The newest sample is always kept; the one before it goes when it is too close to its
+        # The newest sample always stays. The one before it is removed if it is too close to its
         # predecessor.
         if len(self._samples) >= 2 and self._samples[-1].now - self._samples[-2].now < SPACING:
             self._samples.pop()
@@ -98,7 +96,7 @@ class RunRates:
         )
 
     def return_per_s(self, window: float) -> float | None:
-        """How fast the mean return rises; None before there are two samples with one."""
+        """Slope of the mean return; None before two samples have one."""
         ends = self._ends(window)
         if ends is None or ends[0].mean_return is None or ends[1].mean_return is None:
             return None
@@ -114,7 +112,7 @@ class RunRates:
         shares = {}
         for role, seconds in ends[1].times.items():
             before = ends[0].times.get(role, {})
-            # A component that was restarted counts from 0 again: what went backwards is nothing.
+            # A restarted component counts from 0 again, so a decrease counts as 0.
             spent = {
                 state: max(0.0, value - before.get(state, 0.0)) for state, value in seconds.items()
             }
@@ -126,24 +124,21 @@ class RunRates:
         return shares
 
     def samples_per_insert(self, window: float) -> float | None:
-        """Items drawn for each one inserted over the last ``window`` seconds; None without replay,
-        or if none was inserted.
-        """
+        """Draws per insert over the last ``window`` seconds; None without replay or inserts."""
         ends = self._ends(window)
         if ends is None or ends[1].inserted <= ends[0].inserted:
             return None
         return (ends[1].drawn - ends[0].drawn) / (ends[1].inserted - ends[0].inserted)
 
     def held_back(self, window: float) -> dict[str, float]:
-        """Share of the last ``window`` seconds for which each side of replay was held back; empty
+        """Share of the last ``window`` seconds for which each side of replay was blocked; empty
         before there are two samples.
         """
         ends = self._ends(window)
         if ends is None:
             return {}
         before, passed = ends[0].held_back, ends[1].now - ends[0].now
-        # These seconds are told a moment after the time of the sample: a share is not let past the
-        # whole.
+        # The seconds are read a moment after the sample's time, so a share could exceed 1.
         return {
             side: min(1.0, (seconds - before.get(side, 0.0)) / passed)
             for side, seconds in ends[1].held_back.items()

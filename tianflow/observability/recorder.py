@@ -1,4 +1,4 @@
-"""statistics of a run -> Recorder -> ``history.jsonl``, and the same rows to sinks."""
+"""Statistics of a run -> Recorder -> ``history.jsonl``, and the same rows to sinks."""
 
 from __future__ import annotations
 
@@ -15,31 +15,42 @@ from tianflow.core.moments import durations
 from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
 from tianflow.logs import logger
 from tianflow.observability.rates import RunRates
-from tianflow.observability.run_document import by_age
+from tianflow.observability.run_document import by_staleness
 from tianflow.observability.sinks import outlet as sinks
 from tianflow.observability.sinks.base import SinkRun
-from tianflow.rundir.history import NAME, SPACING_S, HistoryFile, Row, merged, newest_marks
+from tianflow.rundir.history import (
+    NAME,
+    SPACING_S,
+    CreditsInForce,
+    HistoryFile,
+    HistoryRow,
+    ReplayCounts,
+    Row,
+    TrainedStaleness,
+    merged,
+    newest_marks,
+)
 
 if TYPE_CHECKING:
     from tianflow.interfaces import RunControl
 
 CLOSE_S = 5.0
-"""A disk that does not answer for longer must not keep a run from ending."""
+"""A run ends even if the disk does not answer for this long."""
 
 SHARES_S = 5.0
-"""Components report about once a second, and what they do since is guessed: over a shorter time the
-guesses are what would be seen.
+"""Components report about once a second. Shares over less time would show mostly the guess about
+the time since the last report.
 """
 
 log = logger("history")
 
 
 class Recorder:
-    """Samples a run once a second, and hands a line to the disk's thread whenever one is due.
+    """Samples a run once a second, and gives a line to the disk's thread when it is due.
 
     Consumes: statistics. Produces: lines of ``file``, and the same rows for ``outlets``. Waits: for
-    time and the disk. Unblocked by: both; while the disk does not answer nothing is sampled, and
-    what could not be written is merged into the next line.
+    time and the disk. Unblocked by: both. While the disk does not answer it does not sample, and it
+    merges a row that could not be written into the next line.
     """
 
     def __init__(
@@ -72,8 +83,8 @@ class Recorder:
             log.warning("the history of the run cannot be read", error=str(error))
         if last is not None:
             self._resumed = True
-            # What came after the checkpoint that the run goes on from happened, too: time never
-            # goes back.
+            # Lines after the checkpoint that the run resumed from are true, too: time never goes
+            # back.
             self._offset = max(0.0, last - self._run.statistics().elapsed_s)
         while True:
             row = self.sample()
@@ -83,9 +94,7 @@ class Recorder:
             await asyncio.sleep(self._spacing_s)
 
     async def close(self) -> None:
-        """Write where the run stands now, and what is left; waits for the disk, but not for
-        long.
-        """
+        """Write the last row and wait for the disk, for `CLOSE_S` at most."""
         self.sample()
         try:
             await asyncio.wait_for(self._write(), CLOSE_S)
@@ -94,22 +103,21 @@ class Recorder:
         self._disk.shutdown(wait=False)
 
     def sample(self) -> Row:
-        """Look now; the line so far."""
+        """Take a sample; the pending line."""
         statistics = self._rates.sample()
-        row = self._row(statistics)
+        row = json_ready(self._row(statistics))
         self._before = statistics
         self._pending = row if self._pending is None else merged(self._pending, row)
         return self._pending
 
     def count(self) -> None:
-        """Tell the run what its sinks got."""
+        """Update the run's counts of its sinks."""
         self._run.sinks.update((outlet.name, outlet.statistics()) for outlet in self._outlets)
 
     async def _write(self) -> None:
         row, self._pending = self._pending, None
         assert row is not None
-        # Whoever records may be cancelled meanwhile; the line is then on its way all the same, and
-        # its row is nobody else's.
+        # A cancelled recorder does not stop the write, so nothing else may change this row.
         self._writing = asyncio.ensure_future(self._append(row))
         await asyncio.shield(self._writing)
 
@@ -127,42 +135,42 @@ class Recorder:
                 outlet.offer(row)
             self.count()
 
-    def _row(self, now: RunStatistics) -> Row:
+    def _row(self, now: RunStatistics) -> HistoryRow:
         ledger, returns, before = now.ledger, now.recent_returns, self._before
         t = now.elapsed_s + self._offset
         span = 0.0 if before is None else now.now - before.now
         window = 0.0  # back to the sample before
         marks, left_out = self._marks(now, t)
-        telling = span >= SPACING_S / 2  # what ended in less says nothing of speed
-        return {
-            "t": round(t, 3),
-            "span_s": round(span, 3),
-            "time": round(time.time(), 3),
-            "state": now.state,
-            "env_steps": now.env_steps,
-            "updates": max(0, ledger.version.number),  # below 0 before the first version
-            "episodes": now.episodes,
-            "mean_return": sum(returns) / len(returns) if returns else None,
-            "steps_per_s": self._rates.steps_per_s(window) if telling else None,
-            "updates_per_s": self._rates.updates_per_s(window) if telling else None,
-            "staleness": staleness_between(before, now),
-            "queue": ledger.queue,
-            "credits": {"limit": ledger.credits_limit, "in_use": ledger.in_use},
-            "shares": self._rates.shares(SHARES_S),
-            "durations": durations(() if before is None else before.components, now.components),
-            "dropped": dict(ledger.dropped),
-            "violations": ledger.violations,
-            "replay": None
+        long_enough = span >= SPACING_S / 2  # a shorter span says nothing about speed
+        return HistoryRow(
+            t=round(t, 3),
+            span_s=round(span, 3),
+            time=round(time.time(), 3),
+            state=now.state,
+            env_steps=now.env_steps,
+            updates=max(0, ledger.version.number),  # -1 before the first version
+            episodes=now.episodes,
+            mean_return=sum(returns) / len(returns) if returns else None,
+            steps_per_s=self._rates.steps_per_s(window) if long_enough else None,
+            updates_per_s=self._rates.updates_per_s(window) if long_enough else None,
+            staleness=staleness_between(before, now),
+            queue=ledger.queue,
+            credits=CreditsInForce(limit=ledger.credits_limit, in_use=ledger.in_use),
+            shares=self._rates.shares(SHARES_S),
+            durations=durations(() if before is None else before.components, now.components),
+            dropped=ledger.dropped,
+            violations=ledger.violations,
+            replay=None
             if now.replay is None
-            else _replay(now.replay) | {"held_back": self._rates.held_back(window)},
-            "bottleneck": now.diagnosis.verdict,
-            "generation": now.generation,
-            "marks": marks,
-            "marks_left_out": left_out,
-        }
+            else _replay(now.replay, self._rates.held_back(window)),
+            bottleneck=now.diagnosis.verdict,
+            generation=now.generation,
+            marks=marks,
+            marks_left_out=left_out,
+        )
 
     def _marks(self, now: RunStatistics, t: float) -> tuple[list[Row], int]:
-        """What happened since the sample before, and how much more that is not kept."""
+        """Events since the sample before, and the number of events that are left out."""
         marks: list[Row] = []
         at = round(t, 3)
         if self._resumed:
@@ -190,56 +198,56 @@ class Recorder:
         return kept, left_out + new - len(fresh)
 
 
-def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
-    """Staleness of exactly what was trained on between two looks (all of it so far without the
-    first), and the wider of the two bounds.
+def staleness_between(before: RunStatistics | None, now: RunStatistics) -> TrainedStaleness:
+    """Exact staleness of the trajectories trained on between two samples (of all so far without the
+    first), and the larger of the two bounds.
     """
     old = {} if before is None else before.ledger.staleness
-    counts = {age: count - old.get(age, 0) for age, count in sorted(now.ledger.staleness.items())}
-    counts = {age: count for age, count in counts.items() if count > 0}
-    bounds = [look.ledger.max_staleness for look in (before, now) if look is not None]
+    trained = {
+        staleness: count - old.get(staleness, 0)
+        for staleness, count in sorted(now.ledger.staleness.items())
+    }
+    counts = {staleness: count for staleness, count in trained.items() if count > 0}
+    bounds = [sample.ledger.max_staleness for sample in (before, now) if sample is not None]
     bound = None if None in bounds else max(bound for bound in bounds if bound is not None)
     total = sum(counts.values())
     if not total:
-        return {
-            "count": 0,
-            "min": None,
-            "mean": None,
-            "p99": None,
-            "max": None,
-            "bound": bound,
-            "counts": {},
-        }
-    mean = sum(age * count for age, count in counts.items()) / total
-    extremes = {"min": min(counts), "mean": mean, "p99": quantile(counts, 0.99), "max": max(counts)}
-    return {"count": total, **extremes, "bound": bound, "counts": by_age(counts)}
+        return TrainedStaleness(bound=bound)
+    return TrainedStaleness(
+        count=total,
+        min=min(counts),
+        mean=sum(staleness * count for staleness, count in counts.items()) / total,
+        p99=quantile(counts, 0.99),
+        max=max(counts),
+        bound=bound,
+        counts=by_staleness(counts),
+    )
 
 
-def _replay(replay: ReplayStatistics) -> Row:
-    return {
-        "items": replay.items
-        if replay.shards
-        else None,  # nobody knows how many those hold that are not up
-        "capacity": replay.limits.capacity,
-        "inserted": replay.inserts,
-        "drawn": replay.drawn,
-        "trained": replay.trained,
-        "discarded": dict(replay.discarded),
-        "samples_per_insert": replay.samples_per_insert,
-        "samples_per_insert_target": replay.samples_per_insert_target,
-    }
+def _replay(replay: ReplayStatistics, held_back: Mapping[str, float]) -> ReplayCounts:
+    return ReplayCounts(
+        items=replay.items if replay.shards else None,
+        capacity=replay.limits.capacity,
+        inserted=replay.inserts,
+        drawn=replay.drawn,
+        trained=replay.trained,
+        discarded=replay.discarded,
+        samples_per_insert=replay.samples_per_insert,
+        samples_per_insert_target=replay.samples_per_insert_target,
+        held_back=held_back,
+    )
 
 
 @contextlib.asynccontextmanager
 async def recorded(run: RunControl) -> AsyncIterator[None]:
-    """Record ``run`` in its directory while the context is open, its end included. Nothing that
-    goes wrong here reaches the run.
+    """Record ``run`` in its directory while the context is open, and its end. An error here does
+    not reach the run.
     """
     feeding = sinks.outlets(
         run.config, SinkRun(run.id, run.directory, json_ready(run.config.model_dump(mode="json")))
     )
     recorder = Recorder(run=run, file=HistoryFile(run.directory / NAME), outlets=feeding)
-    recorder.count()  # so that the first increase is seen
+    recorder.count()  # from 0, so a scraper sees the first increase
     task = asyncio.get_running_loop().create_task(recorder.run(), name="history")
     try:
         yield

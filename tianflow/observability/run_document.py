@@ -1,21 +1,25 @@
-"""A run in words and numbers for people and programs: what the HTTP API answers, the screen shows
-and the summary keeps.
+"""The run document: what the HTTP API answers about a run and the screen shows.
 
-Pure functions of `RunStatistics`; JSON-ready: no NaN, no infinity, plain types only.
+`describe` makes it of `RunStatistics`. Its dataclasses are the one definition of the document, of
+its JSON (`tianflow.core.jsonable.json_ready`) and of its schema in OpenAPI.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
+
+from pydantic import NonNegativeInt
 
 from tianflow.config.model import Config
-from tianflow.core.jsonable import json_ready
+from tianflow.core.jsonable import JsonDocument
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import (
     ComponentStatistics,
+    ControllerStatistics,
+    Diagnosis,
     Histogram,
     LedgerSnapshot,
     ReplayStatistics,
@@ -26,59 +30,385 @@ from tianflow.core.statistics import (
 from tianflow.observability.rates import WINDOWS, RunRates
 
 ENDED = ("done", "failed", "stopped")
-TRAJECTORIES = (
-    "granted",
-    "begun",
-    "committed",
-    "trained",
-    "inserted",
-    "open",
-    "dropped",
-    "late_commits",
-    "cuts",
-)
-"""Counts of the ledger that are shown as they are."""
+Speeds = Mapping[Literal["10", "60", "300"], float | None]
+"""By the seconds of the window; None before there are two samples."""
+_Picked = TypeVar("_Picked")
 
 
-@dataclass(frozen=True, slots=True)
-class StalenessSummary:
-    """Staleness of the last 1,000 trained trajectories against the bound (None: unbounded); None
-    before the first.
-    """
+# The document
+# --------------------------------------------------------------------------------------------------
 
-    lowest: int | None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress(JsonDocument):
+    """Counts since the run began, resumed parts included."""
+
+    env_steps: NonNegativeInt
+    env_frames: NonNegativeInt
+    episodes: NonNegativeInt
+    updates: NonNegativeInt
+    skipped_updates: NonNegativeInt
+    time_left_s: Mapping[str, float]
+    """Seconds until each limit at the pace of the last minute, by the limit's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput(JsonDocument):
+    """Speeds by window."""
+
+    env_steps_per_s: Speeds
+    updates_per_s: Speeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentReturns(JsonDocument):
+    """Returns of the last 100 episodes of training; None before the first."""
+
+    episodes: NonNegativeInt
+    mean: float | None
+    min: float | None
+    max: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetProgress(JsonDocument):
+    """The return that training is to reach."""
+
+    return_: float | None
+    """None: the run has no target."""
+    reached_after_s: float | None
+    """Seconds of training until it was first reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionNumber(JsonDocument):
+    """A version of the policy: number of updates within a lineage, -1 before the first policy."""
+
+    lineage: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunVersions(JsonDocument):
+    """Versions of the policy."""
+
+    learner: VersionNumber
+    published: VersionNumber
+    publish_lag: NonNegativeInt
+    """Updates since the published version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessSummary(JsonDocument):
+    """Staleness of the last 1,000 trained trajectories; None before the first."""
+
+    min: int | None
     mean: float | None
     p99: int | None
-    highest: int | None
-    bound: int | None
+    max: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessAgainstBound(StalenessSummary):
+    """Staleness against its bound."""
+
+    bound: NonNegativeInt | Literal["unbounded"]
+    """Maximum staleness in force."""
+    violations: NonNegativeInt
+    """Trajectories trained on beyond the bound: always 0."""
+    counts: Mapping[str, NonNegativeInt]
+    """Number of trajectories trained on since the process began, by staleness; from 16 on to three
+    binary digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryCounts(JsonDocument):
+    """Trajectories by their state, as the ledger counts them."""
+
+    granted: NonNegativeInt
+    begun: NonNegativeInt
+    committed: NonNegativeInt
+    trained: NonNegativeInt
+    inserted: NonNegativeInt
+    open: NonNegativeInt
+    dropped: Mapping[str, NonNegativeInt]
+    """By reason."""
+    late_commits: NonNegativeInt
+    cuts: NonNegativeInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimiterState(JsonDocument):
+    """Lead of inserting over drawing, in draws, and its limits; None: without a limit."""
+
+    diff: float
+    min_diff: float | None
+    max_diff: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayState(JsonDocument):
+    """Contents and use of replay."""
+
+    shards: NonNegativeInt
+    """Shards that are up."""
+    items: NonNegativeInt
+    steps: NonNegativeInt
+    memory_bytes: NonNegativeInt
+    capacity: NonNegativeInt
+    fill: float
+    """Items over capacity."""
+    min_size: NonNegativeInt
+    """Items that must be there before the first draw."""
+    inserted: NonNegativeInt
+    removed: NonNegativeInt
+    drawn: NonNegativeInt
+    trained: NonNegativeInt
+    discarded: Mapping[str, NonNegativeInt]
+    """Drawn items discarded untrained, by reason."""
+    held: NonNegativeInt
+    """Drawn items, neither trained on nor discarded yet."""
+    samples_per_insert: float
+    """Of the last minute; since the run began, while nothing was inserted in it."""
+    samples_per_insert_target: float | None
+    limiter: LimiterState
+    blocked_s: Mapping[str, float]
+    """Seconds for which inserts and draws were blocked."""
+    held_back: Mapping[str, float]
+    """Share of the last ten seconds for which they were blocked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState(JsonDocument):
+    """Committed trajectories that wait for the learner."""
+
+    trajectories: NonNegativeInt
+    oldest_age_s: float | None
+    """Seconds since the oldest commit; None while the queue is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditState(JsonDocument):
+    """Permissions to begin a trajectory."""
+
+    limit: NonNegativeInt
+    in_use: NonNegativeInt
+    ceiling: NonNegativeInt
+    """Largest number under the bound."""
+    target: NonNegativeInt
+    """Credits that the winning controller asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsCounts(JsonDocument):
+    """Live settings: the generation in force, and changes so far."""
+
+    generation: NonNegativeInt
+    changes: NonNegativeInt
+    refused: NonNegativeInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorCounts(JsonDocument):
+    """Actors that the settings ask for, and those that report."""
+
+    wanted: NonNegativeInt
+    reporting: NonNegativeInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentState(JsonDocument):
+    """State of one component."""
+
+    name: str
+    role: str
+    host: str
+    state: str
+    shares: Mapping[str, float]
+    """Shares of time in each state since the component began."""
+    generation: NonNegativeInt
+    """Generation of the settings in force in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributionSummary(JsonDocument):
+    """Number and mean of the values of a distribution."""
+
+    count: NonNegativeInt
+    mean: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentDetails(ComponentState):
+    """One component with its measures."""
+
+    seconds: Mapping[str, float]
+    """Time in each state."""
+    counters: Mapping[str, float]
+    gauges: Mapping[str, float]
+    distributions: Mapping[str, DistributionSummary]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartCount(JsonDocument):
+    """Restarts of the host at one place, for one reason."""
+
+    component: str
+    reason: str
+    count: NonNegativeInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCounts(JsonDocument):
+    """Checkpoints written, and the Unix time of the newest (0 before the first)."""
+
+    attempts: NonNegativeInt
+    failures: NonNegativeInt
+    last_success: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDocument(JsonDocument):
+    """A run at one moment."""
+
+    id: str
+    state: str
+    ready: bool
+    """True while training can proceed."""
+    reasons: tuple[str, ...]
+    """Reasons why it cannot."""
+    environment: str
+    algorithm: str
+    elapsed_s: float
+    bottleneck: str
+    """Verdict of the diagnosis."""
+    evaluating: bool
+    diagnosis: Diagnosis
+    progress: RunProgress
+    throughput: Throughput
+    shares: Mapping[str, Mapping[str, float]]
+    """Shares of the last minute in each state, by role."""
+    returns: RecentReturns
+    target: TargetProgress
+    evaluation: Mapping[str, float] | None
+    """Newest evaluation: ``version``, ``mean_return`` and ``episodes``."""
+    versions: RunVersions
+    staleness: StalenessAgainstBound
+    trajectories: TrajectoryCounts
+    replay: ReplayState | None
+    """None for an algorithm that uses each trajectory once."""
+    queue: QueueState
+    credits: CreditState
+    controllers: tuple[ControllerStatistics, ...]
+    settings: SettingsCounts
+    actors: ActorCounts
+    components: tuple[ComponentState, ...]
+    restarts: tuple[RestartCount, ...]
+    checkpoint: CheckpointCounts
+
+
+# From statistics to the document
+# --------------------------------------------------------------------------------------------------
+
+
+def describe(run: RunStatistics, config: Config, rates: RunRates) -> RunDocument:
+    """The document of ``run``."""
+    ledger = run.ledger
+    return RunDocument(
+        id=run.run,
+        state=run.state,
+        ready=run.ready,
+        reasons=run.reasons,
+        environment=config.env.id,
+        algorithm=config.algorithm.name,
+        elapsed_s=run.elapsed_s,
+        bottleneck=run.diagnosis.verdict,
+        evaluating=run.evaluating,
+        diagnosis=run.diagnosis,
+        progress=RunProgress(
+            env_steps=run.env_steps,
+            env_frames=run.env_frames,
+            episodes=run.episodes,
+            updates=max(0, ledger.version.number),  # -1 before there is a learner
+            skipped_updates=ledger.skipped_updates,
+            time_left_s=time_left(run, config, rates),
+        ),
+        throughput=Throughput(
+            env_steps_per_s={_key(window): rates.steps_per_s(window) for window in WINDOWS},
+            updates_per_s={_key(window): rates.updates_per_s(window) for window in WINDOWS},
+        ),
+        shares=rates.shares(60.0),
+        returns=_returns(run.recent_returns),
+        target=TargetProgress(return_=run.target_return, reached_after_s=run.time_to_target_s),
+        evaluation=run.evaluation or None,
+        versions=RunVersions(
+            learner=_version(ledger.version),
+            published=_version(ledger.published),
+            publish_lag=ledger.publish_lag,
+        ),
+        staleness=_staleness(ledger),
+        trajectories=_picked(TrajectoryCounts, ledger),
+        replay=None if run.replay is None else _replay(run.replay, rates),
+        queue=QueueState(trajectories=ledger.queue, oldest_age_s=queue_age(run)),
+        credits=CreditState(
+            limit=ledger.credits_limit,
+            in_use=ledger.in_use,
+            ceiling=ledger.credits_ceiling,
+            target=credits_target(run),
+        ),
+        controllers=run.controllers,
+        settings=SettingsCounts(
+            generation=run.generation,
+            changes=run.settings_changes,
+            refused=run.settings_refused,
+        ),
+        actors=ActorCounts(
+            wanted=run.actors_wanted,
+            reporting=sum(component.role == "actor" for component in run.components),
+        ),
+        components=tuple(
+            ComponentState(**_component(component, run.now)) for component in run.components
+        ),
+        restarts=tuple(
+            RestartCount(component=place, reason=reason, count=count)
+            for (place, reason), count in run.restarts.items()
+        ),
+        checkpoint=_picked(CheckpointCounts, run.checkpoint),
+    )
+
+
+def describe_components(run: RunStatistics) -> list[ComponentDetails]:
+    """Every component in full."""
+    return [
+        ComponentDetails(
+            **_component(component, run.now),
+            seconds=component.time.at(run.now),
+            counters=component.counters,
+            gauges=component.gauges,
+            distributions={
+                name: _distribution(found) for name, found in component.distributions.items()
+            },
+        )
+        for component in run.components
+    ]
 
 
 def staleness_summary(ledger: LedgerSnapshot) -> StalenessSummary:
     """Minimum, mean, 99th percentile (nearest rank) and maximum."""
-    recent = ledger.recent_staleness
-    if not recent:
-        return StalenessSummary(None, None, None, None, ledger.max_staleness)
-    p99 = quantile(Counter(recent), 0.99)
-    return StalenessSummary(
-        min(recent), sum(recent) / len(recent), p99, max(recent), ledger.max_staleness
-    )
+    return StalenessSummary(**_moments(ledger.recent_staleness))
 
 
-def by_age(counts: Mapping[int, int]) -> dict[str, int]:
-    """``counts`` by staleness, which from 16 on is told to three binary digits: however old data
-    gets, there are few keys.
-    """
+def by_staleness(counts: Mapping[int, int]) -> dict[str, int]:
+    """``counts`` by staleness, from 16 on to three binary digits: few keys for any staleness."""
     found: dict[str, int] = {}
-    for age, count in sorted(counts.items()):
-        key = str(coarse(max(0, age)))
+    for staleness, count in sorted(counts.items()):
+        key = str(coarse(max(0, staleness)))
         found[key] = found.get(key, 0) + count
     return found
 
 
 def credits_target(run: RunStatistics) -> int:
-    """Credits that the winning controller asks for; those in force while no controller has asked
-    for any.
-    """
+    """Credits that the winning controller asks for; those in force before any controller asked."""
     asked = [
         controller.credits
         for controller in run.controllers
@@ -87,8 +417,14 @@ def credits_target(run: RunStatistics) -> int:
     return min(asked, default=run.ledger.credits_limit)
 
 
+def queue_age(run: RunStatistics) -> float | None:
+    """Seconds since the commit of the oldest trajectory in the queue; None while it is empty."""
+    oldest = run.ledger.oldest_committed_at
+    return None if oldest is None else max(0.0, run.now - oldest)
+
+
 def time_shares(component: ComponentStatistics, now: float) -> dict[str, float]:
-    """Fractions of the component's time in each state since its clock began, the one now running
+    """Shares of the component's time in each state since its clock began, the current one
     included.
     """
     seconds = component.time.at(now)
@@ -104,9 +440,9 @@ def time_left(run: RunStatistics, config: Config, rates: RunRates) -> dict[str, 
     """Seconds until each limit of the run, at the pace of the last minute; limits that it does not
     approach are absent.
 
-    Of a run that is stopping and evaluates it is the time after which that is given up,
-    ``evaluation.timeout_s``. ``target`` continues the mean return's slope in a straight line, which
-    no learning curve is: an order of magnitude.
+    A stopping run that evaluates has only ``evaluation.timeout_s``. ``target`` extends the slope of
+    the mean return in a straight line. Learning curves are not straight, so it is an order of
+    magnitude.
     """
     limits = config.run
     left: dict[str, float] = {}
@@ -134,175 +470,77 @@ def _remaining(name: str, missing: float, pace: float | None) -> dict[str, float
     return {name: max(0.0, missing) / pace} if pace is not None and pace > 0.0 else {}
 
 
-def describe(run: RunStatistics, config: Config, rates: RunRates) -> dict[str, Any]:
-    """Everything a status screen needs, JSON-ready."""
-    ledger = run.ledger
-    described: dict[str, Any] = json_ready(
-        {
-            "id": run.run,
-            "state": run.state,
-            "ready": run.ready,
-            "reasons": run.reasons,
-            "environment": config.env.id,
-            "algorithm": config.algorithm.name,
-            "elapsed_s": run.elapsed_s,
-            "bottleneck": run.diagnosis.verdict,
-            "evaluating": run.evaluating,
-            "diagnosis": describe_diagnosis(run),
-            "progress": {
-                "env_steps": run.env_steps,
-                "env_frames": run.env_frames,
-                "episodes": run.episodes,
-                "updates": max(0, ledger.version.number),  # below 0 before there is a learner
-                "skipped_updates": ledger.skipped_updates,
-                "time_left_s": time_left(run, config, rates),
-            },
-            "throughput": _throughput(rates),
-            "shares": rates.shares(60.0),
-            "returns": _returns(run),
-            "target": {"return": run.target_return, "reached_after_s": run.time_to_target_s},
-            "evaluation": run.evaluation or None,
-            "versions": {
-                "learner": _version(ledger.version),
-                "published": _version(ledger.published),
-                "publish_lag": ledger.publish_lag,
-            },
-            "staleness": _staleness(ledger),
-            "trajectories": {key: getattr(ledger, key) for key in TRAJECTORIES},
-            "replay": None if run.replay is None else _replay(run.replay, rates),
-            "queue": {"trajectories": ledger.queue, "oldest_age_s": _queue_age(run)},
-            "credits": {
-                "limit": ledger.credits_limit,
-                "in_use": ledger.in_use,
-                "ceiling": ledger.credits_ceiling,
-                "target": credits_target(run),
-            },
-            "controllers": [asdict(controller) for controller in run.controllers],
-            "settings": {
-                "generation": run.generation,
-                "changes": run.settings_changes,
-                "refused": run.settings_refused,
-            },
-            "actors": {
-                "wanted": run.actors_wanted,
-                "reporting": sum(c.role == "actor" for c in run.components),
-            },
-            "components": [_component(component, run.now) for component in run.components],
-            "restarts": [
-                {"component": place, "reason": reason, "count": count}
-                for (place, reason), count in run.restarts.items()
-            ],
-            "checkpoint": {
-                key: getattr(run.checkpoint, key)
-                for key in ("attempts", "failures", "last_success")
-            },
-        }
-    )
-    return described
+def _picked(cls: type[_Picked], source: object) -> _Picked:
+    """An instance of the dataclass ``cls`` with the attributes of ``source``."""
+    return cls(**{field.name: getattr(source, field.name) for field in fields(cls)})  # type: ignore[arg-type]  # a dataclass
 
 
-def describe_diagnosis(run: RunStatistics) -> dict[str, Any]:
-    """What holds the run back; JSON-ready."""
-    described: dict[str, Any] = json_ready(asdict(run.diagnosis))
-    return described
+def _key(window: float) -> Any:
+    return f"{window:.0f}"
 
 
-def describe_components(run: RunStatistics) -> list[dict[str, Any]]:
-    """Every component in full: time, counters, gauges, and distributions by count and mean;
-    JSON-ready.
-    """
-    return [
-        json_ready(
-            _component(component, run.now)
-            | {
-                "seconds": component.time.at(run.now),
-                "counters": component.counters,
-                "gauges": component.gauges,
-                "distributions": {
-                    name: _distribution(value) for name, value in component.distributions.items()
-                },
-            }
-        )
-        for component in run.components
-    ]
-
-
-def _throughput(rates: RunRates) -> dict[str, dict[str, float | None]]:
-    return {
-        "env_steps_per_s": {f"{window:.0f}": rates.steps_per_s(window) for window in WINDOWS},
-        "updates_per_s": {f"{window:.0f}": rates.updates_per_s(window) for window in WINDOWS},
-    }
-
-
-def _returns(run: RunStatistics) -> dict[str, float | int | None]:
-    returns = run.recent_returns
+def _returns(returns: tuple[float, ...]) -> RecentReturns:
     if not returns:
-        return {"episodes": 0, "mean": None, "min": None, "max": None}
-    return {
-        "episodes": len(returns),
-        "mean": sum(returns) / len(returns),
-        "min": min(returns),
-        "max": max(returns),
-    }
-
-
-def _staleness(ledger: LedgerSnapshot) -> dict[str, object]:
-    summary = staleness_summary(ledger)
-    return {
-        "bound": "unbounded" if summary.bound is None else summary.bound,
-        "min": summary.lowest,
-        "mean": summary.mean,
-        "p99": summary.p99,
-        "max": summary.highest,
-        "violations": ledger.violations,
-        "counts": by_age(ledger.staleness),
-    }
-
-
-def _replay(replay: ReplayStatistics, rates: RunRates) -> dict[str, object]:
-    """``samples_per_insert`` is that of the last minute where there is one; ``held_back`` are
-    shares of the last ten seconds.
-    """
-    lately = rates.samples_per_insert(60.0)
-    return {
-        "shards": len(replay.shards),
-        "items": replay.items,
-        "steps": sum(holdings.steps for holdings in replay.shards.values()),
-        "memory_bytes": sum(holdings.nbytes for holdings in replay.shards.values()),
-        "capacity": replay.limits.capacity,
-        "fill": replay.items / replay.limits.capacity,
-        "min_size": replay.limits.min_size,
-        "inserted": replay.inserts,
-        "removed": replay.deletes,
-        "drawn": replay.drawn,
-        "trained": replay.trained,
-        "discarded": replay.discarded,
-        "held": replay.held,
-        "samples_per_insert": replay.samples_per_insert if lately is None else lately,
-        "samples_per_insert_target": replay.samples_per_insert_target,
-        "limiter": {
-            "diff": replay.diff,
-            "min_diff": replay.limits.min_diff,
-            "max_diff": replay.limits.max_diff,
-        },
-        "blocked_s": replay.blocked_s,
-        "held_back": rates.held_back(10.0),
-    }
-
-
-def _queue_age(run: RunStatistics) -> float | None:
-    return (
-        None
-        if run.ledger.oldest_committed_at is None
-        else max(0.0, run.now - run.ledger.oldest_committed_at)
+        return RecentReturns(episodes=0, mean=None, min=None, max=None)
+    return RecentReturns(
+        episodes=len(returns),
+        mean=sum(returns) / len(returns),
+        min=min(returns),
+        max=max(returns),
     )
 
 
-def _version(version: Version) -> dict[str, int]:
-    return {"lineage": version.lineage, "number": version.number}
+def _moments(recent: tuple[int, ...]) -> dict[str, Any]:
+    if not recent:
+        return dict.fromkeys(("min", "mean", "p99", "max"))
+    return {
+        "min": min(recent),
+        "mean": sum(recent) / len(recent),
+        "p99": quantile(Counter(recent), 0.99),
+        "max": max(recent),
+    }
 
 
-def _component(component: ComponentStatistics, now: float) -> dict[str, object]:
+def _staleness(ledger: LedgerSnapshot) -> StalenessAgainstBound:
+    return StalenessAgainstBound(
+        **_moments(ledger.recent_staleness),
+        bound="unbounded" if ledger.max_staleness is None else ledger.max_staleness,
+        violations=ledger.violations,
+        counts=by_staleness(ledger.staleness),
+    )
+
+
+def _replay(replay: ReplayStatistics, rates: RunRates) -> ReplayState:
+    lately = rates.samples_per_insert(60.0)
+    return ReplayState(
+        shards=len(replay.shards),
+        items=replay.items,
+        steps=sum(holdings.steps for holdings in replay.shards.values()),
+        memory_bytes=sum(holdings.nbytes for holdings in replay.shards.values()),
+        capacity=replay.limits.capacity,
+        fill=replay.items / replay.limits.capacity,
+        min_size=replay.limits.min_size,
+        inserted=replay.inserts,
+        removed=replay.deletes,
+        drawn=replay.drawn,
+        trained=replay.trained,
+        discarded=replay.discarded,
+        held=replay.held,
+        samples_per_insert=replay.samples_per_insert if lately is None else lately,
+        samples_per_insert_target=replay.samples_per_insert_target,
+        limiter=LimiterState(
+            diff=replay.diff, min_diff=replay.limits.min_diff, max_diff=replay.limits.max_diff
+        ),
+        blocked_s=replay.blocked_s,
+        held_back=rates.held_back(10.0),
+    )
+
+
+def _version(version: Version) -> VersionNumber:
+    return VersionNumber(lineage=version.lineage, number=version.number)
+
+
+def _component(component: ComponentStatistics, now: float) -> dict[str, Any]:
     return {
         "name": component.name,
         "role": component.role,
@@ -313,8 +551,6 @@ def _component(component: ComponentStatistics, now: float) -> dict[str, object]:
     }
 
 
-def _distribution(distribution: Histogram) -> dict[str, float | int | None]:
-    return {
-        "count": distribution.count,
-        "mean": distribution.total / distribution.count if distribution.count else None,
-    }
+def _distribution(distribution: Histogram) -> DistributionSummary:
+    count = distribution.count
+    return DistributionSummary(count=count, mean=distribution.total / count if count else None)

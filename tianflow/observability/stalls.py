@@ -1,4 +1,4 @@
-"""Who in a run stands still: which component, for how long, waiting for what."""
+"""Detection of stalls: the component that is stuck, for how long, and what it waits for."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from tianflow.config.model import Config
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, RunStatistics
 
 STUCK_S = 3.0
-"""Nobody is called stuck sooner."""
+"""Minimum seconds before a component counts as stuck."""
 TIMES = 5.0
-"""Nor before it has taken so many times its usual time."""
+"""Minimum multiple of its usual time before a component counts as stuck."""
 FIRST_S = 10.0
-"""What a first trajectory may take, …"""
+"""Seconds that a first trajectory may take."""
 FIRST_UPDATE_S = 30.0
-"""… and a first update, with which libraries load and compile."""
+"""Seconds that a first update may take: libraries load and compile with it."""
 
 
-def stalled(looks: Sequence[RunStatistics], config: Config) -> Diagnosis | None:
-    """What stands still in the last of ``looks``; None if nothing does. One that stands still is
-    told of though others go on.
+def stalled(samples: Sequence[RunStatistics], config: Config) -> Diagnosis | None:
+    """The diagnosis of a stall in the last of ``samples``; None without one. A stuck component is a
+    stall even if others work.
     """
-    run = looks[-1]
-    still = _seconds_without_update(looks)
+    run = samples[-1]
+    still = _seconds_without_update(samples)
     for found in (
         _absent(run, still),
         _learner(run, config, still),
@@ -34,15 +34,15 @@ def stalled(looks: Sequence[RunStatistics], config: Config) -> Diagnosis | None:
     return None
 
 
-def _seconds_without_update(looks: Sequence[RunStatistics]) -> float:
-    """As far back as there are looks."""
-    run = looks[-1]
-    same = [look.now for look in looks if look.ledger.updates == run.ledger.updates]
+def _seconds_without_update(samples: Sequence[RunStatistics]) -> float:
+    """Seconds since the last update, as far back as the samples go."""
+    run = samples[-1]
+    same = [sample.now for sample in samples if sample.ledger.updates == run.ledger.updates]
     return run.now - min(same)
 
 
 def _absent(run: RunStatistics, still: float) -> Diagnosis | None:
-    """Somebody is gone or silent."""
+    """A component is gone or silent."""
     if run.ready:
         return None
     reason = "; ".join(run.reasons) or "training cannot proceed"
@@ -69,14 +69,10 @@ def _learner(run: RunStatistics, config: Config, still: float) -> Diagnosis | No
             FIRST_UPDATE_S if usual is None else TIMES * usual * (1.0 + config.learner.slowdown)
         )
         if lasted > max(STUCK_S, longest) and still > 0.0:
-            work = (
-                "one update"
-                if component.time.current == "busy"
-                else "giving its state to a checkpoint"
-            )
+            work = "one update" if component.time.current == "busy" else "writing a checkpoint"
             return Diagnosis(
                 "stalled",
-                f"{component.name} has been at {work} for {lasted:.0f} s{_rather(usual)}",
+                f"{component.name} has been at {work} for {lasted:.0f} s{_usually(usual)}",
                 component.name,
                 lasted,
             )
@@ -84,8 +80,8 @@ def _learner(run: RunStatistics, config: Config, still: float) -> Diagnosis | No
 
 
 def _actor(run: RunStatistics, config: Config, still: float) -> Diagnosis | None:
-    """The actor that has been in one trajectory, or making its environments anew, for longest
-    beyond what is usual.
+    """The actor that has been in one trajectory, or rebuilding its environments, for the longest
+    time beyond the usual.
     """
     actors = [component for component in run.components if component.role == "actor"]
     stuck = []
@@ -101,23 +97,21 @@ def _actor(run: RunStatistics, config: Config, still: float) -> Diagnosis | None
     if not stuck:
         return None
     lasted, component, usual = max(stuck, key=lambda found: found[0])
-    others = f"nothing was trained on for {still:.0f} s" if still >= STUCK_S else "the others go on"
+    others = f"no update for {still:.0f} s" if still >= STUCK_S else "the other actors work"
     if component.time.current == "rebuilding":
-        text = (
-            f"{component.name} has been making its environments anew for {lasted:.0f} s; {others}"
-        )
+        text = f"{component.name} has been rebuilding its environments for {lasted:.0f} s; {others}"
     else:
         text = (
             f"{component.name} waits for a step of its environments: it has been in one "
-            f"trajectory for {lasted:.0f} s{_rather(usual)}; "
-            f"{others}; its host is replaced once a step has taken env.step_timeout_s = "
+            f"trajectory for {lasted:.0f} s{_usually(usual)}; "
+            f"{others}; its host is replaced when a step takes longer than env.step_timeout_s = "
             f"{config.env.step_timeout_s:g} s"
         )
     return Diagnosis("stalled", text, component.name, lasted)
 
 
 def _each_other(run: RunStatistics, still: float) -> Diagnosis | None:
-    """Everybody waits, and nobody for anything that is under way."""
+    """Learner and actors wait for each other, with nothing in transit between them."""
     learners = [component for component in run.components if component.role == "learner"]
     actors = [component for component in run.components if component.role == "actor"]
     waiting = {"learner": "waiting:batch", "actor": "waiting:grant"}
@@ -136,14 +130,14 @@ def _each_other(run: RunStatistics, still: float) -> Diagnosis | None:
     text = (
         f"the learner waits for a batch and every actor for a credit, for {lasted:.0f} s: "
         f"{ledger.in_use} of {ledger.credits_limit} "
-        f"credits are out, {ledger.queue} trajectories queued, {ledger.free_slots} of "
+        f"credits are in use, {ledger.queue} trajectories queued, {ledger.free_slots} of "
         f"{ledger.slots} slots free"
     )
     return Diagnosis("stalled", text, component="learner", for_s=lasted)
 
 
 def _usual(components: Sequence[ComponentStatistics], name: str) -> float | None:
-    """Mean seconds that ``name`` took; None if it never ended."""
+    """Mean of the distribution ``name`` in seconds; None while it is empty."""
     found = [
         component.distributions[name] for component in components if name in component.distributions
     ]
@@ -151,5 +145,5 @@ def _usual(components: Sequence[ComponentStatistics], name: str) -> float | None
     return sum(distribution.total for distribution in found) / count if count else None
 
 
-def _rather(usual: float | None) -> str:
-    return "" if usual is None else f" ({usual:.2g} s are usual)"
+def _usually(usual: float | None) -> str:
+    return "" if usual is None else f" (usually {usual:.2g} s)"

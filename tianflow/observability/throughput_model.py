@@ -1,5 +1,5 @@
-"""What two sides that wait for each other sustain together, when how long they take varies. Pure
-functions.
+"""Throughput model: the speed that actors and learner sustain together, when their times vary.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -8,33 +8,35 @@ import math
 from dataclasses import dataclass
 
 MODEL = 0.1
-"""What the model may be too high by: see ``tests/observability/test_throughput_model.py``."""
+"""Relative error by which the model may be too high; see
+``tests/observability/test_throughput_model.py``.
+"""
 DEVIATIONS = 2.0
 """Standard errors to either side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Actors or learner: environment steps per second that it makes or takes without ever waiting.
+    """Actors or learner: environment steps per second that they make or take without waiting.
 
-    ``spread``: standard deviation of one trajectory's or update's time over its mean. ``error``:
-    standard error of ``pace`` over it, from how few were seen.
+    Attributes:
+        pace: environment steps per second.
+        spread: standard deviation of one trajectory's or update's time over its mean.
+        error: relative standard error of ``pace``.
     """
 
     pace: float
     spread: float = 0.0
     error: float = 0.0
 
-    def off(self, deviations: float) -> Side:
-        """The same, if it was misjudged by so many standard errors."""
+    def shifted(self, deviations: float) -> Side:
+        """The same side with ``pace`` higher by so many standard errors."""
         return Side(self.pace * max(0.1, 1.0 + deviations * self.error), self.spread, self.error)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Environment steps per second: about ``pace``, and hardly less than ``low`` or more than
-    ``high``.
-    """
+    """Expected environment steps per second, and the range in which they will lie."""
 
     pace: float
     low: float
@@ -42,13 +44,13 @@ class Forecast:
 
 
 def sustained(supply: Side, demand: Side, room: float) -> float:
-    """Steps per second that both sustain, with room for ``room`` batches between them.
+    """Steps per second that both sides sustain, with room for ``room`` batches between them.
 
-    What lies between them is a Brownian motion with drift kept between 0 and ``room`` (Harrison,
-    Brownian Motion and Stochastic Flow Systems, 1985, section 5.6): what the upper barrier holds
-    back is ``d / (1 - exp(-2 d room / v))``, with the drift ``d`` of supply over demand and the
-    variance ``v`` in batches per second. A batch waits for certain trajectories, the oldest, so it
-    varies like one of them and not like the mean of all in it.
+    The number of batches between them is modelled as a Brownian motion with drift, reflected at 0
+    and at ``room`` (Harrison, Brownian Motion and Stochastic Flow Systems, 1985, section 5.6). The
+    upper barrier holds back ``d / (1 - exp(-2 d room / v))``, with the drift ``d`` of supply over
+    demand and the variance ``v`` in batches per second. A batch waits for its oldest trajectories,
+    so it varies like one of them and not like the mean of all in it.
     """
     pace = min(supply.pace, demand.pace)
     drift = supply.pace - demand.pace
@@ -63,14 +65,14 @@ def sustained(supply: Side, demand: Side, room: float) -> float:
 
 
 def forecast(supply: Side, demand: Side, room: float) -> Forecast:
-    """`sustained`, and how far off that may be, both sides misjudged by two standard errors;
-    ``high`` is what neither could exceed.
+    """`sustained` with its range: ``low`` if both sides are slower by two standard errors, ``high``
+    the most that either side could reach.
 
-    Where nothing varies, or nobody knows, the slower side alone decides.
+    Where times do not vary, or their spread is unknown, the slower side decides alone.
     """
     if supply.spread == demand.spread == 0.0:
         return Forecast(*[min(supply.pace, demand.pace)] * 3)
     pace = sustained(supply, demand, room)
-    low = (1.0 - MODEL) * sustained(supply.off(-DEVIATIONS), demand.off(-DEVIATIONS), room)
-    high = min(supply.off(DEVIATIONS).pace, demand.off(DEVIATIONS).pace)
+    low = (1.0 - MODEL) * sustained(supply.shifted(-DEVIATIONS), demand.shifted(-DEVIATIONS), room)
+    high = min(supply.shifted(DEVIATIONS).pace, demand.shifted(DEVIATIONS).pace)
     return Forecast(pace, min(pace, low), max(pace, high))

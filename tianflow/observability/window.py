@@ -1,6 +1,4 @@
-"""What happened in a run lately: where the time of its components went, and what that says of how
-fast each side could go.
-"""
+"""Shares of time of a run's components over the last seconds, and the speeds that they imply."""
 
 from __future__ import annotations
 
@@ -16,48 +14,48 @@ from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeSha
 from tianflow.observability.throughput_model import Forecast, Side, forecast
 
 NOTICEABLE = 0.15
-"""A share of waiting below this is noise of scheduling, not a bottleneck."""
+"""A smaller share of waiting is noise of scheduling, not a bottleneck."""
 IDLE = ("starting", "paused", "ended")
 """States in which a component neither works nor waits for another."""
 MOST = 0.97
-"""A learner that waits for more than this is told to have more actors as if it waited for so much:
-33 times as many are a guess already.
+"""Largest share of waiting that the advice assumes: it means 33 times as many actors, which is a
+guess already.
 """
 ENDLESS = 1e9
-"""Room between two sides of which neither is ever held back, in batches."""
+"""Room in batches between two sides that never block each other."""
 LEAST_COUNT = 8
-"""Fewer trajectories or updates than this say nothing of how much they vary."""
+"""Minimum number of trajectories or updates for an estimate of their spread."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """What happened between the first and the last look."""
+    """The time between the first and the last sample."""
 
-    looks: Sequence[RunStatistics]
+    samples: Sequence[RunStatistics]
     config: Config
     earlier: Sequence[ComponentStatistics] = ()
-    """As they were at a time since which the settings are the same: the longer ago, the better is
-    known how much times vary.
+    """Components at an earlier time under the same settings. The longer ago, the better is the
+    estimate of how much times vary.
     """
 
     @property
     def run(self) -> RunStatistics:
-        """As it is now."""
-        return self.looks[-1]
+        """The newest sample."""
+        return self.samples[-1]
 
     @property
     def passed(self) -> float:
-        """Seconds."""
-        return self.run.now - self.looks[0].now
+        """Length in seconds."""
+        return self.run.now - self.samples[0].now
 
     @cached_property
     def shares(self) -> dict[str, dict[str, float]]:
         """Mean share of each state by role, over the components that worked or waited."""
-        before = {component.name: component.time for component in self.looks[0].components}
+        before = {component.name: component.time for component in self.samples[0].components}
         found: dict[str, list[dict[str, float]]] = {}
         for component in self.run.components:
             seconds = time_between(
-                before.get(component.name), component.time, self.looks[0].now, self.run.now
+                before.get(component.name), component.time, self.samples[0].now, self.run.now
             )
             counted = {
                 state: value
@@ -72,7 +70,7 @@ class Window:
 
     @property
     def actors(self) -> int:
-        """That report, if any of them worked or waited."""
+        """Number of actors that report; 0 if none of them worked or waited."""
         return (
             sum(component.role == "actor" for component in self.run.components)
             if "actor" in self.shares
@@ -81,40 +79,42 @@ class Window:
 
     @property
     def learner_waits(self) -> float:
-        """Share of its time."""
+        """Share of the learner's time in which it waited for a batch."""
         return self.shares["learner"].get("waiting:batch", 0.0)
 
     @property
     def actors_wait(self) -> float:
-        """Mean share of their time."""
+        """Mean share of the actors' time in which they waited for a credit."""
         return self.shares["actor"].get("waiting:grant", 0.0)
 
     @property
     def stepping(self) -> float:
-        """Mean number of actors that step their environments at once."""
+        """Mean number of actors that step their environments at the same time."""
         return self.actors * self.shares["actor"].get("busy", 0.0)
 
     @property
     def pace(self) -> float:
         """Environment steps per second."""
-        return (self.run.env_steps - self.looks[0].env_steps) / self.passed
+        return (self.run.env_steps - self.samples[0].env_steps) / self.passed
 
     @property
     def enough(self) -> int:
-        """Actors whose environments step without a break and make what the learner would take
-        without a break.
+        """Number of actors that would saturate the learner, if their environments never paused.
 
-        The learner is busy for ``w`` of the time with what ``stepping`` actors make, so it takes
-        what ``stepping / w`` make.
+        The learner is busy for a share ``w`` of the time with the steps of ``stepping`` actors, so
+        ``stepping / w`` actors keep it busy all the time.
         """
         return max(1, math.ceil(self.stepping / self.learner_works - 0.1))
 
     @property
     def learner_works(self) -> float:
-        """Share of its time, had its updates lately taken as long as they do on average: a few
-        seconds hold few of them.
+        """Share of the learner's time in which it works, with updates of average length: a few
+        seconds hold few updates.
         """
-        lately, long = self._durations(self.looks[0].components)["learner"], self.varied["learner"]
+        lately, long = (
+            self._durations(self.samples[0].components)["learner"],
+            self.varied["learner"],
+        )
         usual = (
             long.mean / lately.mean
             if min(lately.count, long.count) >= LEAST_COUNT and lately.mean > 0.0
@@ -124,8 +124,8 @@ class Window:
 
     @cached_property
     def varied(self) -> dict[str, Moments]:
-        """How long trajectories and updates took since `earlier`, by role."""
-        return self._durations(self.earlier or self.looks[0].components)
+        """Durations of trajectories and updates since `earlier`, by role."""
+        return self._durations(self.earlier or self.samples[0].components)
 
     def _durations(self, before: Sequence[ComponentStatistics]) -> dict[str, Moments]:
         old = {component.name: moments(component) or Moments() for component in before}
@@ -136,18 +136,18 @@ class Window:
         return found
 
     def side(self, role: str, pace: float) -> Side:
-        """Actors or learner, if they made or took ``pace`` without waiting."""
+        """Actors or learner that make or take ``pace`` without waiting."""
         varied = self.varied[role]
         if varied.count < LEAST_COUNT:
             return Side(pace)
         return Side(pace, varied.spread, varied.spread / math.sqrt(varied.count))
 
     def forecast(self, supply: float, demand: float, *, actors: int, bound: int | None) -> Forecast:
-        """What ``actors`` that make ``supply`` and a learner that takes ``demand`` sustain under
-        ``bound``, in steps per second.
+        """Forecast for ``actors`` that make ``supply`` and a learner that takes ``demand``, under
+        ``bound``; all in steps per second.
 
-        Every credit beyond one an actor is room between them, and a batch more is in the learner's
-        hands.
+        Every credit beyond one per actor is room between the sides. One more batch is with the
+        learner.
         """
         sides = self.side("actor", supply), self.side("learner", demand)
         batch, limit = self.config.algorithm.batch_trajectories, self.config.balance.credits
@@ -158,7 +158,7 @@ class Window:
 
     @property
     def hosts(self) -> int:
-        """Actors that can step at once: those of one host take turns."""
+        """Number of actors that can step at the same time: those of one host take turns."""
         if self.config.placement.launcher == "inline":
             return 1
         return self.config.actors.hosts or max(
@@ -167,14 +167,14 @@ class Window:
 
     @property
     def actors_work(self) -> float:
-        """Share of what they could make without waiting for grants that they make: those of one
-        host take turns, so they cannot make more than one of them does.
+        """Steps that the actors make, over those that they could make without waiting for grants.
+        Actors of one host take turns, so together they make no more than one of them could.
         """
         return max(1e-9, 1.0 - self.actors_wait, min(1.0, self.stepping / self.hosts))
 
-    def held(self, side: str) -> bool:
-        """Whether replay held back ``side`` noticeably."""
-        old, new = self.looks[0].replay, self.run.replay
+    def blocked(self, side: str) -> bool:
+        """True if replay blocked ``side`` noticeably."""
+        old, new = self.samples[0].replay, self.run.replay
         if old is None or new is None:
             return False
         return (
@@ -183,12 +183,12 @@ class Window:
 
     @property
     def credits_spent(self) -> bool:
-        """Whether the bound was what kept actors: mostly every credit was out, and with
-        trajectories in the making, queued or in use.
+        """True if the bound held actors up: most of the time every credit was in use, for
+        trajectories that are rolled out, queued or trained on.
 
-        Credits that are out beyond those are on trajectories and grants on their way.
+        Further credits in use belong to trajectories and grants in transit.
         """
-        ledgers = [look.ledger for look in self.looks]
+        ledgers = [sample.ledger for sample in self.samples]
         spent = sum(ledger.in_use >= ledger.credits_limit for ledger in ledgers) / len(ledgers)
         out = sum(ledger.in_use - ledger.queue for ledger in ledgers) / len(ledgers)
         learning = self.config.algorithm.batch_trajectories * (1.0 - self.learner_waits)
@@ -199,11 +199,11 @@ class Window:
 def time_between(
     before: TimeShares | None, after: TimeShares, began: float, now: float
 ) -> dict[str, float]:
-    """Seconds in each state between two looks at one component.
+    """Seconds in each state between two samples of one component.
 
-    Reports are up to a second old, and the state in which one was made need not have lasted until
-    now. So only states that have ended count where they cover about the time; where one state lasts
-    and lasts, it does.
+    Reports are up to a second old, and the state of a report may have ended since. So only states
+    that have ended count if they cover about the whole time; otherwise the current state counts,
+    too.
     """
     old = {} if before is None else dict(before.seconds)
     if sum(after.at(now).values()) < sum(old.values()):  # a restarted component counts from 0 again

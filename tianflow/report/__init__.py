@@ -1,1 +1,1 @@
-"""A run on one page of HTML that needs nothing else: no network, no script."""
+"""A run on one self-contained page of HTML: no network, no other files."""

@@ -1,4 +1,4 @@
-"""HTML and SVG from Python: text becomes markup in one place only, and is escaped there."""
+"""HTML from Python: text becomes markup in one place only, and is escaped there."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import re
 from collections.abc import Iterable
 
 _UNWRITABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-"""What no document may hold: control characters, and halves of surrogate pairs."""
+"""Characters that a document may not hold: control characters, and halves of surrogate pairs."""
 _VOID = frozenset({"meta", "br"})
 
 
 class Markup(str):
-    """Text that is markup already: only `element`, `joined` and constants of the program
-    make it.
-    """
+    """Text that is markup already. Only this module and constants of the program make it."""
 
     __slots__ = ()
 
 
 def escaped(text: object) -> Markup:
-    """``text`` as it reads, in an element or a quoted attribute."""
+    """``text`` escaped for an element or a quoted attribute."""
     if isinstance(text, Markup):
         return text
     return Markup(html.escape(_UNWRITABLE.sub("\ufffd", str(text)), quote=True))
@@ -31,8 +29,8 @@ def _attribute(value: object) -> str:
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element. Children that are no `Markup` are text. ``class_`` is class, ``stroke_width``
-    stroke-width; None is left out.
+    """An element. Children other than `Markup` are text. ``class_`` becomes class and
+    ``http_equiv`` http-equiv; an attribute that is None is left out.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
@@ -45,5 +43,5 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def joined(children: Iterable[object]) -> Markup:
-    """One after the other."""
+    """The children in their order."""
     return Markup("".join(map(escaped, children)))

@@ -1,36 +1,42 @@
-"""The page: what a run came to, how it went, what was changed, and with which settings."""
+"""The page of a report: summary, charts, changes and settings of a run."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tianflow.core.formatting import DASH, duration, number
 from tianflow.observability.run_document import ENDED
-from tianflow.report.figures import figures
 from tianflow.report.markup import Markup, element, joined
 from tianflow.report.records import Records, number_at
-from tianflow.report.style import CSS
+from tianflow.report.scripts import bundled, data, policy
+from tianflow.report.style import css
+from tianflow.rundir.history import thinned
 
 CHANGES = 500
-"""More lines of the audit than this nobody reads; the file has them all."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""Maximum number of lines of the audit log on the page; the file has all of them."""
+ROWS = 480
+"""Maximum number of rows in a chart: more than its pixels only make the page larger."""
+PROGRAM = Path(__file__).with_name("report.js")
 
 
 def page(run: Records, *, now: dt.datetime) -> str:
-    """The report as a document. ``now`` is when it is made."""
+    """The report of ``run`` as an HTML document, made at ``now``."""
+    script = bundled(PROGRAM)
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("meta", http_equiv="Content-Security-Policy", content=policy(script)),
         element("title", f"{run.name}: report"),
-        element("style", CSS),
+        element("style", css()),
     )
     main = element("main", _header(run, now), _facts(run), _charts(run), _audit(run), _config(run))
-    return "<!DOCTYPE html>\n" + element("html", head, element("body", main), lang="en") + "\n"
+    drawing = element("script", script) if run.rows else ""
+    return f"<!DOCTYPE html>\n{element('html', head, element('body', main, drawing), lang='en')}\n"
 
 
 def _header(run: Records, now: dt.datetime) -> Markup:
@@ -90,33 +96,31 @@ def _facts(run: Records) -> Markup:
 
 
 def facts(run: Records) -> dict[str, str]:
-    """The run in numbers, in words: of its summary if it has ended, else of the last line of its
-    history.
-    """
+    """The run in numbers, by name: from its summary if it has ended, else from its history."""
     last: Mapping[str, Any] = run.rows[-1] if run.rows else {}
-    told = run.summary or last
+    newest = run.summary or last
     target = number_at(run.config, "run", "target_return")
     found = {
         "time": duration(
             number_at(last, "t") if run.rows else number_at(run.summary, "training_s")
         ),
-        "environment steps": number(number_at(told, "env_steps")),
+        "environment steps": number(number_at(newest, "env_steps")),
         "steps/s": number(_speed(run)),
-        "updates": number(number_at(told, "updates")),
-        "episodes": number(number_at(told, "episodes")),
-        "mean return": number(number_at(told, "mean_return")),
+        "updates": number(number_at(newest, "updates")),
+        "episodes": number(number_at(newest, "episodes")),
+        "mean return": number(number_at(newest, "mean_return")),
         "evaluated": _evaluated(run),
         "target": DASH if target is None else number(target) + _reached(run),
-        "staleness": _staleness(run, told),
+        "staleness": _staleness(run, newest),
         "violations of the bound": number(
-            number_at(told, "staleness", "violations")
+            number_at(newest, "staleness", "violations")
             if run.summary
             else number_at(last, "violations")
         ),
         "dropped": _dropped(run),
         "verdicts": _verdicts(run),
         "seed": number(number_at(run.config, "run", "seed")),
-        "lines of history": _lines(run),
+        "rows of history": _rows(run),
     }
     return {name: text for name, text in found.items() if text}
 
@@ -154,14 +158,14 @@ def _reached(run: Records) -> str:
     return " (reached)" if after is None else f" (reached after {duration(after)})"
 
 
-def _staleness(run: Records, told: Mapping[str, Any]) -> str:
-    mean, high = number_at(told, "staleness", "mean"), number_at(told, "staleness", "max")
+def _staleness(run: Records, newest: Mapping[str, Any]) -> str:
+    mean, high = number_at(newest, "staleness", "mean"), number_at(newest, "staleness", "max")
     if not run.summary:
         highest = [value for value in run.series("staleness", "max") if value is not None]
         high = max(highest, default=None)
-    bound = number_at(told, "staleness", "bound")
+    bound = number_at(newest, "staleness", "bound")
     return (
-        f"mean {number(mean)}, greatest {number(high)}, bound "
+        f"mean {number(mean)}, maximum {number(high)}, bound "
         f"{'unbounded' if bound is None else number(bound)}"
     )
 
@@ -175,18 +179,18 @@ def _dropped(run: Records) -> str:
 
 def _dropped_counts(run: Records) -> Mapping[str, Any]:
     trajectories = run.summary.get("trajectories")
-    told = (
+    dropped = (
         trajectories.get("dropped")
         if isinstance(trajectories, Mapping)
         else run.rows[-1].get("dropped")
         if run.rows
         else None
     )
-    return told if isinstance(told, Mapping) else {}
+    return dropped if isinstance(dropped, Mapping) else {}
 
 
 def _verdicts(run: Records) -> str:
-    """Which verdicts there were, by time."""
+    """Shares of the verdicts by time."""
     seconds: dict[str, float] = {}
     for row in run.rows:
         name = str(row.get("bottleneck", ""))
@@ -204,7 +208,7 @@ def _verdicts(run: Records) -> str:
     )
 
 
-def _lines(run: Records) -> str:
+def _rows(run: Records) -> str:
     spans = [span for span in run.series("span_s") if span is not None]
     longest = max(spans, default=0.0)
     return f"{len(run.rows):,}" + (f", each of at most {longest:.3g} s" if longest > 0.0 else "")
@@ -216,21 +220,25 @@ def _lines(run: Records) -> str:
 
 def _charts(run: Records) -> Markup:
     if not run.rows:
-        text = "No history was kept of this run: it is older than that, or has only just begun."
+        text = "This run has no history: it has only just begun, or an older version wrote it."
         return joined([element("h2", "Over time"), element("p", text, class_="note")])
     note = (
-        "Vertical dotted lines are changes and actions. Staleness is that of the time that a "
-        "point covers, under the widest bound then."
+        "Vertical dotted lines mark changes, actions and resumes. A point of staleness covers the "
+        "time since the point before it, and shows the largest bound of that time."
     )
     if left_out := sum(int(number_at(row, "marks_left_out") or 0) for row in run.rows):
         note += (
-            f" {left_out:,} more of what happened, where much did within a line of the "
-            "history, have no mark."
+            f" {left_out:,} further events have no mark: too many fell into one line of history."
         )
+    content = {
+        "rows": thinned(run.rows, ROWS),
+        "target": number_at(run.config, "run", "target_return"),
+    }
     return joined(
         [
             element("h2", "Over time"),
-            element("div", *figures(run), class_="charts"),
+            element("div", element("noscript", "The charts need JavaScript."), id="charts"),
+            data(content, "history"),
             element("p", note, class_="note"),
         ]
     )
@@ -239,7 +247,7 @@ def _charts(run: Records) -> Markup:
 def _audit(run: Records) -> Markup:
     heading = element("h2", "Changes and actions")
     if not run.audit:
-        return joined([heading, element("p", "Nobody changed anything.", class_="note")])
+        return joined([heading, element("p", "The run had no changes.", class_="note")])
     names = element(
         "tr", *(element("th", name, scope="col") for name in ("time", "by", "action", "what"))
     )
@@ -259,7 +267,9 @@ def _audit(run: Records) -> Markup:
         for record in run.audit[-CHANGES:]
     ]
     left_out = len(run.audit) - len(rows)
-    note = element("p", f"{left_out:,} older ones are left out.", class_="note") if left_out else ""
+    note = (
+        element("p", f"{left_out:,} older ones are not shown.", class_="note") if left_out else ""
+    )
     table = element("table", element("thead", names), element("tbody", *rows))
     return joined(
         [
@@ -295,7 +305,7 @@ def _what(record: Mapping[str, Any]) -> str:
 def _config(run: Records) -> Markup:
     if not run.config_text:
         return Markup("")
-    title = element("summary", "The settings in force last, as TOML")
+    title = element("summary", "Last settings in force, as TOML")
     return joined(
         [
             element("h2", "Settings"),

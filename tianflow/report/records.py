@@ -1,5 +1,5 @@
-"""What a run's directory holds, read as it is: a run may go on, may have broken off, or may have
-lost a file.
+"""Records of a run: the files of its directory. The run may be active or interrupted, and files may
+be missing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ FILES = (NAME, "summary.json", "audit.jsonl", "config.toml")
 
 
 class ReportError(TianflowError):
-    """There is no such run, or its report cannot be written."""
+    """The run does not exist, or its report cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
     """A run on disk.
 
-    ``rows``: its history. ``summary``: what it came to; empty while it goes on, or where it never
-    ended properly. ``audit``: every change and action. ``config_text``: the settings in force last,
-    as TOML; ``config`` is the same read, empty if it cannot be.
+    Attributes:
+        name: of its directory.
+        rows: its history.
+        summary: its summary; empty while it is active, or if it was interrupted.
+        audit: every change and action, oldest first.
+        config_text: last settings in force, as TOML.
+        config: the same, parsed; empty if that fails.
     """
 
     name: str
@@ -41,15 +45,15 @@ class Records:
 
     @property
     def ended(self) -> bool:
-        """True if the run ended, as far as its files say."""
+        """True if its files say that the run ended."""
         return bool(self.summary)
 
     def series(self, *path: str) -> list[float | None]:
-        """The number at ``path`` in every row; None where there is none."""
+        """The number at ``path`` in every row; None where it is missing."""
         return [number_at(row, *path) for row in self.rows]
 
     def marks(self) -> list[Mapping[str, Any]]:
-        """What happened, of every row, each with a time."""
+        """The marks of all rows that have a time."""
         lists = [row["marks"] for row in self.rows if isinstance(row.get("marks"), list)]
         return [
             mark
@@ -60,7 +64,7 @@ class Records:
 
 
 def number_at(row: object, *path: str) -> float | None:
-    """The number that lies there."""
+    """The number at ``path`` in ``row``; None if it is missing or not a number."""
     for key in path:
         row = row.get(key) if isinstance(row, Mapping) else None
     return float(row) if isinstance(row, int | float) and is_number(row) else None
@@ -70,7 +74,7 @@ def find(run: str, runs_dir: Path) -> Path:
     """The directory of ``run``, given by name or directory.
 
     Raises:
-        ReportError: there is none; names what there is.
+        ReportError: it does not exist; the message lists the existing runs.
     """
     for directory in (Path(run), runs_dir / run):
         if run and any((directory / name).is_file() for name in FILES):
@@ -81,19 +85,18 @@ def find(run: str, runs_dir: Path) -> Path:
     nearest = plugins.nearest(run, known)
     hint = f"; did you mean {nearest!r}?" if nearest else ""
     raise ReportError(
-        f"no run {run!r}; runs in {str(runs_dir)!r}: {', '.join(known) or 'none'}{hint}"
+        f"run {run!r} does not exist; runs in {str(runs_dir)!r}: {', '.join(known) or 'none'}{hint}"
     )
 
 
 def read(directory: Path) -> Records:
-    """Everything that can be read there.
+    """The records in ``directory``.
 
     Raises:
-        ReportError: the history is there and cannot be read.
+        ReportError: the history exists and cannot be read.
     """
     try:
-        # A run never writes more lines than these; whoever put runs together may have, and a page
-        # is for reading.
+        # A run never writes more lines than this, but a program that joins histories may.
         rows = tuple(
             thinned(sorted(read_rows(directory / NAME), key=lambda row: float(row["t"])), LIMIT)
         )
@@ -101,7 +104,7 @@ def read(directory: Path) -> Records:
         raise ReportError(f"the history of {directory.name!r} cannot be read: {error}") from None
     summary = _json(_text(directory / "summary.json"))
     if rows and rows[-1].get("state") not in ENDED:
-        summary = {}  # it was resumed, and what it came to before is not what it comes to
+        summary = {}  # the run was resumed, so its summary is out of date
     audit = [_json(line) for line in _text(directory / "audit.jsonl").splitlines()]
     config_text = _text(directory / "config.toml")
     name = directory.resolve().name

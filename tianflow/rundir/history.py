@@ -1,10 +1,9 @@
-"""``history.jsonl``: how a run went, in a bounded number of lines.
+"""The history of a run: `HistoryRow`, and ``history.jsonl`` with a bounded number of them.
 
-A line is written about every second. When there are `LIMIT` of them, neighbours are merged, which
-halves them, and from then on a line covers twice the time: at any time there are between half of
-`LIMIT` and `LIMIT` lines, evenly spaced over the whole run. Merging keeps what must not be lost:
-the extremes of staleness, and what was evaluated and changed (the newest `MARKS` of each kind a
-line; how many more there were is counted).
+A line is written about once a second. At `LIMIT` lines, neighbours are merged: half of the lines
+remain, and each covers twice the time. So there are always between half of `LIMIT` and `LIMIT`
+lines, evenly spaced over the whole run. A merged line keeps the extremes of staleness, and the
+newest `MARKS` evaluations, changes and resumes each, with the number of those dropped.
 """
 
 from __future__ import annotations
@@ -15,61 +14,154 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tianflow.core.jsonable import json_ready
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+
+from tianflow.core.jsonable import JsonDocument, json_ready
 from tianflow.core.moments import Moments
 
 NAME = "history.jsonl"
 LIMIT = 2000
 SPACING_S = 1.0
 MARKS = 16
-"""Of one kind in one line: programs that turn a knob all the time leave room for what was
-evaluated.
-"""
+"""Per kind and line: a program that changes settings all the time leaves room for evaluations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStaleness(JsonDocument):
+    """Staleness of the trajectories trained on during a span; None without any."""
+
+    count: NonNegativeInt = 0
+    min: int | None = None
+    mean: float | None = None
+    p99: int | None = None
+    """Of merged lines the largest of theirs."""
+    max: int | None = None
+    bound: NonNegativeInt | None = None
+    """Largest bound in force during the span; None: unbounded."""
+    counts: Mapping[str, NonNegativeInt] = field(default_factory=dict)
+    """Number of trajectories by staleness, from 16 on to three binary digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditsInForce(JsonDocument):
+    """Credits at the end of a span."""
+
+    limit: int
+    in_use: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCounts(JsonDocument):
+    """Replay at the end of a span. Counts are since the process began."""
+
+    items: NonNegativeInt | None
+    """None while every shard is down: their contents are unknown."""
+    capacity: NonNegativeInt
+    inserted: NonNegativeInt
+    drawn: NonNegativeInt
+    trained: NonNegativeInt
+    discarded: Mapping[str, NonNegativeInt]
+    """By reason."""
+    samples_per_insert: float
+    samples_per_insert_target: float | None
+    held_back: Mapping[str, float]
+    """Share of the span for which inserts and draws were blocked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRow(JsonDocument):
+    """A run over one span of time. Counts are since the run began, unless said otherwise. Lines of
+    older versions lack some fields.
+    """
+
+    t: float
+    """End of the span, in seconds since the run began, resumed parts included."""
+    span_s: float
+    """Length of the span in seconds."""
+    time: float
+    """Unix time of its end."""
+    state: str
+    env_steps: NonNegativeInt
+    updates: NonNegativeInt
+    episodes: NonNegativeInt
+    mean_return: float | None
+    """Mean return of the last 100 episodes of training."""
+    steps_per_s: float | None
+    """Environment steps per second over the span."""
+    updates_per_s: float | None
+    """Updates per second over the span."""
+    staleness: TrainedStaleness
+    queue: NonNegativeInt
+    """Trajectories that wait for the learner."""
+    credits: CreditsInForce
+    shares: Mapping[str, Mapping[str, float]]
+    """Shares of time by role and state, over the span or the last five seconds if it is shorter."""
+    durations: Mapping[str, Mapping[str, float | None]]
+    """Durations of trajectories and updates by role (`tianflow.core.moments.durations`)."""
+    dropped: Mapping[str, NonNegativeInt]
+    """Dropped trajectories by reason, since the process began."""
+    violations: NonNegativeInt
+    """Trajectories trained on beyond the bound, since the process began: always 0."""
+    replay: ReplayCounts | None
+    """None without replay."""
+    bottleneck: str
+    """Verdict of the diagnosis."""
+    generation: NonNegativeInt
+    """Generation of the settings in force."""
+    marks: Sequence[Mapping[str, Any]]
+    """Events of the span, each with ``t`` and ``kind``: evaluation, change or resumed."""
+    marks_left_out: NonNegativeInt
+    """Number of marks that were dropped to bound the line."""
+
 
 Row = dict[str, Any]
-"""One line. Numbers count since the run began unless said otherwise; None is what is not known.
-
-``t``: seconds since the run began, resumed ones continued. ``span_s``: seconds that the line
-covers, up to ``t``. ``time``: Unix time. ``env_steps``, ``updates``, ``episodes``; ``mean_return``
-of the last 100 episodes. Over the span: ``steps_per_s``, ``updates_per_s``; ``staleness``
-(``count`` trained, ``min``, ``mean``, ``p99``, ``max``, and the widest ``bound`` in force, None:
-unbounded; the p99 of merged lines is the largest of theirs; ``counts`` by staleness, from 16 on to
-three binary digits); ``shares`` of time by role and state, of the last five seconds where the span
-is shorter; ``durations`` of trajectories and updates by role (`tianflow.core.moments.durations`;
-runs of earlier versions have none). At ``t``: ``queue`` (trajectories), ``credits`` (``limit``,
-``in_use``), ``state``, ``bottleneck``, ``generation``. Since this process began: ``dropped`` by
-reason, ``violations``, ``replay`` (None without). ``marks``: what happened in the span, each with
-its ``t`` and ``kind``: evaluation, change or resumed. ``marks_left_out``: how many more there were.
-"""
+"""A `HistoryRow` as JSON: one line of the file."""
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every whole line that is an object with a time, oldest first; a line that was torn is passed
-    over, and so is what a line holds in another shape than `Row` has. Empty without a file.
+    """Every line that is an object with a time, oldest first. A torn line is skipped, and so is a
+    field whose value is not one of `HistoryRow`. Empty without a file.
 
     Raises:
-        OSError: there is a file, and it cannot be read.
+        OSError: the file exists and cannot be read.
     """
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    rows = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and is_number(row.get("t")):
-            rows.append({key: value for key, value in row.items() if _SHAPES.get(key, _any)(value)})
-    return rows
+    return [row for row in map(_read, lines) if row is not None]
+
+
+def _read(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+        _checker().validate_json(line, strict=True)
+    except ValidationError as error:
+        wrong = {
+            problem["loc"][0]
+            for problem in error.errors()
+            if problem["loc"] and problem["type"] != "missing"
+        }
+        if not isinstance(row, dict) or not is_number(row.get("t")):
+            return None
+        return {key: value for key, value in row.items() if key not in wrong}
+    except (ValueError, RecursionError):
+        return None
+    return dict(row)
+
+
+@cache
+def _checker() -> TypeAdapter[HistoryRow]:
+    return TypeAdapter(HistoryRow)
 
 
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:
-    """``rows``, neighbours merged until there are at most ``most`` of them."""
+    """``rows`` with neighbours merged, until there are at most ``most`` of them."""
     found = list(rows)
     while len(found) > most:
         found = _halved(found)
@@ -92,59 +184,12 @@ def is_number(value: object) -> bool:
     )
 
 
-def _any(_: object) -> bool:
-    return True
-
-
-def _known(value: object) -> bool:
-    return value is None or is_number(value)
-
-
-def _numbers(value: object) -> bool:
-    return isinstance(value, dict) and all(map(is_number, value.values()))
-
-
-def _is_staleness(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        (_numbers if key == "counts" else _known)(inner) for key, inner in value.items()
-    )
-
-
-def _is_shares(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_numbers, value.values()))
-
-
-def _are_durations(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(inner, dict) and all(map(_known, inner.values())) for inner in value.values()
-    )
-
-
-def _are_marks(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(mark, dict) for mark in value)
-
-
-_SHAPES: Mapping[str, Callable[[object], bool]] = {
-    "span_s": _known,
-    "steps_per_s": _known,
-    "updates_per_s": _known,
-    "staleness": _is_staleness,
-    "shares": _is_shares,
-    "durations": _are_durations,
-    "marks": _are_marks,
-    "marks_left_out": _known,
-}
-"""What merging counts on."""
-
-
 # Merging
 # --------------------------------------------------------------------------------------------------
 
 
 def merged(older: Row, newer: Row) -> Row:
-    """One line for two that follow each other: the newer state of affairs, means by time, extremes
-    of both, and the marks of both.
-    """
+    """One line for two neighbours: the newer state, means over time, extremes and marks of both."""
     spans = (float(older.get("span_s") or 0.0), float(newer.get("span_s") or 0.0))
     row = dict(newer)
     row["span_s"] = sum(spans)
@@ -161,7 +206,7 @@ def merged(older: Row, newer: Row) -> Row:
 
 
 def newest_marks(marks: Sequence[Row]) -> tuple[list[Row], int]:
-    """The newest `MARKS` of each kind, in their order, and how many that leaves out."""
+    """The newest `MARKS` marks of each kind in their order, and the number of the others."""
     seen: Counter[str] = Counter()
     kept = []
     for mark in reversed(marks):
@@ -207,8 +252,8 @@ def _merged_durations(
     found: dict[str, dict[str, float]] = {}
     for role in {**older, **newer}:
         parts = [part[role] for part in (older, newer) if role in part]
-        # What is more than moments is of everything so far: the newer tells it.
-        found[role] = parts[-1] | sum(map(Moments.read, parts), Moments()).told()
+        # Fields besides the moments describe the whole run so far, so the newer line has them.
+        found[role] = parts[-1] | sum(map(Moments.read, parts), Moments()).summary()
     return found
 
 
@@ -233,27 +278,25 @@ def _merged_shares(
 
 
 class HistoryFile:
-    """Lines on disk, at most ``limit`` of them. Every method blocks.
+    """The file, with at most ``limit`` lines. Every method waits for the disk.
 
     Args:
-        path: of the file; goes on where one is there.
-        limit: most lines.
+        path: of the file; an existing one is continued.
+        limit: maximum number of lines.
         spacing_s: seconds that a line covers at first.
     """
 
     def __init__(self, path: Path, *, limit: int = LIMIT, spacing_s: float = SPACING_S) -> None:
         if limit < 2:
-            raise ValueError(
-                f"limit = {limit}: neighbours can only be merged where there are two lines"
-            )
+            raise ValueError(f"limit = {limit}: merging needs two lines; accepted: 2 or more")
         self._path, self._limit = path, limit
         self._lines = 0
         self._whole = True
         self.period_s = spacing_s
-        """Seconds that a line is to cover."""
+        """Seconds that a line covers."""
 
     def open(self) -> float | None:
-        """Look at what is there; the time of its last line, None without one. Raises OSError."""
+        """Read an existing file; the time of its last line, None without lines. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             self._whole = self._path.read_bytes()[-1:] in (b"\n", b"")
         rows = read_rows(self._path)
@@ -266,7 +309,7 @@ class HistoryFile:
         return last
 
     def append(self, row: Row) -> None:
-        """Add a line. Raises OSError; what was written by then is passed over by readers."""
+        """Add a line. Raises OSError; readers skip a line that was torn by it."""
         while self._lines >= self._limit:
             self._thin()
         text = ("" if self._whole else "\n") + _line(row)
@@ -275,8 +318,8 @@ class HistoryFile:
             file.write(text)
         self._whole = True
         self._lines += 1
-        if self._lines >= self._limit:  # now, so that the next line is a whole new period away
-            with contextlib.suppress(OSError):  # this line is written; the next one tries again
+        if self._lines >= self._limit:  # now, so the next line is a whole period away
+            with contextlib.suppress(OSError):  # this line is written, and the next one tries again
                 self._thin()
 
     def _thin(self) -> None:

@@ -1,19 +1,97 @@
-"""What is left of a run when it has ended: the record that ``summary.json`` holds and ``--json``
-prints.
-"""
+"""The summary of a run that has ended: ``summary.json``, and the line that ``--json`` prints."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
+from pydantic import NonNegativeInt
+
+from tianflow.core.jsonable import JsonDocument, json_ready
+from tianflow.core.statistics import LedgerSnapshot, ReplayStatistics, RunStatistics, quantile
 
 SUMMARY = "summary.json"
 EOF = "standard input ended"
-"""Reason of the end of a run whose starter vanished."""
+"""Reason of a run whose parent process ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalStaleness(JsonDocument):
+    """Staleness of everything trained on since the process began."""
+
+    bound: NonNegativeInt | Literal["unbounded"]
+    """Maximum staleness in force at the end."""
+    mean: float | None
+    p99: int | None
+    max: int | None
+    violations: NonNegativeInt
+    """Trajectories trained on beyond the bound: always 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalTrajectories(JsonDocument):
+    """Trajectories by their outcome."""
+
+    begun: NonNegativeInt
+    trained: NonNegativeInt
+    inserted: NonNegativeInt
+    dropped: Mapping[str, NonNegativeInt]
+    """By reason."""
+    open: NonNegativeInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalReplay(JsonDocument):
+    """Items that replay took and gave. At the end, shards hold none."""
+
+    inserted: NonNegativeInt
+    removed: NonNegativeInt
+    drawn: NonNegativeInt
+    trained: NonNegativeInt
+    discarded: Mapping[str, NonNegativeInt]
+    """Drawn items discarded untrained, by reason."""
+    held: NonNegativeInt
+    samples_per_insert: float
+    samples_per_insert_target: float | None
+    blocked_s: Mapping[str, float]
+    """Seconds for which inserts and draws were blocked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary(JsonDocument):
+    """A run that has ended. A summary of an older version lacks some fields."""
+
+    run: str
+    state: str
+    reason: str
+    """Reason of its end."""
+    target_return: float | None
+    target_reached: bool
+    evaluation: Mapping[str, float]
+    """Newest evaluation: ``version``, ``mean_return`` and ``episodes``; empty without one."""
+    time_to_target_s: float | None
+    training_s: float | None
+    """Seconds from the first work of learner and actors to the last update, before the final
+    evaluation."""
+    env_steps: NonNegativeInt
+    steps_per_s: float | None
+    """Environment steps per second of training since the process began."""
+    updates: NonNegativeInt
+    checkpoint: NonNegativeInt | None
+    """Version of the newest checkpoint on disk; None without one."""
+    episodes: NonNegativeInt
+    mean_return: float | None
+    """Mean return of the last 100 episodes of training."""
+    staleness: FinalStaleness
+    trajectories: FinalTrajectories
+    replay: FinalReplay | None
+    """None without replay."""
+    seed: int
+    error: str | None
+    """First error of a failed run."""
 
 
 def summarise(
@@ -25,51 +103,43 @@ def summarise(
     seed: int,
     error: str | None,
     checkpoint: int | None = None,
-) -> dict[str, object]:
-    """The record, JSON-able.
-
-    ``reason``: why the run ended. ``training_s``: seconds from when learner and actors were first
-    at work to when nothing was trained on any more, before the last evaluation. ``error``: the
-    first one. ``checkpoint``: version of the newest one on disk.
-    """
+) -> dict[str, Any]:
+    """A `RunSummary` as JSON; arguments are its fields that statistics do not have."""
     ledger, returns = statistics.ledger, statistics.recent_returns
-    return {
-        "run": statistics.run,
-        "state": statistics.state,
-        "reason": reason,
-        "target_return": statistics.target_return,
-        "target_reached": target_reached,
-        "evaluation": dict(statistics.evaluation),
-        "time_to_target_s": statistics.time_to_target_s,
-        "training_s": training_s,
-        "env_steps": statistics.env_steps,
-        "steps_per_s": ledger.steps_committed / training_s if training_s else None,
-        "updates": max(0, ledger.version.number),
-        "checkpoint": checkpoint,
-        "episodes": statistics.episodes,
-        "mean_return": sum(returns) / len(returns) if returns else None,
-        "staleness": {
-            "bound": "unbounded" if ledger.max_staleness is None else ledger.max_staleness,
-            **_moments(ledger.staleness),
-            "violations": ledger.violations,
-        },
-        "trajectories": {
-            "begun": ledger.begun,
-            "trained": ledger.trained,
-            "inserted": ledger.inserted,
-            "dropped": dict(ledger.dropped),
-            "open": ledger.open,
-        },
-        "replay": None if statistics.replay is None else _replay(statistics.replay),
-        "seed": seed,
-        "error": error,
-    }
+    summary: dict[str, Any] = json_ready(
+        RunSummary(
+            run=statistics.run,
+            state=statistics.state,
+            reason=reason,
+            target_return=statistics.target_return,
+            target_reached=target_reached,
+            evaluation=statistics.evaluation,
+            time_to_target_s=statistics.time_to_target_s,
+            training_s=training_s,
+            env_steps=statistics.env_steps,
+            steps_per_s=ledger.steps_committed / training_s if training_s else None,
+            updates=max(0, ledger.version.number),
+            checkpoint=checkpoint,
+            episodes=statistics.episodes,
+            mean_return=sum(returns) / len(returns) if returns else None,
+            staleness=_staleness(ledger),
+            trajectories=FinalTrajectories(
+                begun=ledger.begun,
+                trained=ledger.trained,
+                inserted=ledger.inserted,
+                dropped=ledger.dropped,
+                open=ledger.open,
+            ),
+            replay=None if statistics.replay is None else _replay(statistics.replay),
+            seed=seed,
+            error=error,
+        )
+    )
+    return summary
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:
-    """What the newest life of the run in ``directory`` left; None where that is nothing that can be
-    read. Waits for the disk.
-    """
+    """The summary in ``directory``; None where it is missing or torn. Waits for the disk."""
     try:
         found = json.loads((directory / SUMMARY).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -77,9 +147,9 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def as_told(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``summary`` says of progress, returns and staleness, in the form in which a run that
-    goes on tells it; {} where it is torn.
+def partial_document(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Progress, returns and staleness of ``summary`` in the form of the run document; {} where they
+    are missing.
     """
     try:
         return {
@@ -94,8 +164,8 @@ def as_told(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lost(summary: Mapping[str, Any]) -> str:
-    """What was learned and is in no checkpoint, in words; "" where nothing is lost, or ``summary``
-    does not say.
+    """The updates that no checkpoint holds, in words; "" if there are none, or if ``summary`` does
+    not say.
     """
     updates, kept = summary.get("updates") or 0, summary.get("checkpoint")
     if "checkpoint" not in summary or updates <= (kept or 0):
@@ -105,25 +175,27 @@ def lost(summary: Mapping[str, Any]) -> str:
     return f"the newest checkpoint is of version {kept:,}, so {updates - kept:,} updates are lost"
 
 
-def _replay(replay: ReplayStatistics) -> dict[str, object]:
-    """Items that went in and out (when it ends, no shard holds any), their ratio, and seconds for
-    which either side was held back.
-    """
-    return {
-        "inserted": replay.inserts,
-        "removed": replay.deletes,
-        "drawn": replay.drawn,
-        "trained": replay.trained,
-        "discarded": dict(replay.discarded),
-        "held": replay.held,
-        "samples_per_insert": replay.samples_per_insert,
-        "samples_per_insert_target": replay.samples_per_insert_target,
-        "blocked_s": dict(replay.blocked_s),
-    }
-
-
-def _moments(counts: Mapping[int, int]) -> dict[str, float | None]:
-    """Mean, 99th percentile and maximum of a histogram of integers."""
+def _staleness(ledger: LedgerSnapshot) -> FinalStaleness:
+    counts = ledger.staleness
     total = sum(counts.values())
-    mean = sum(value * count for value, count in counts.items()) / total if total else None
-    return {"mean": mean, "p99": quantile(counts, 0.99), "max": max(counts, default=None)}
+    return FinalStaleness(
+        bound="unbounded" if ledger.max_staleness is None else ledger.max_staleness,
+        mean=sum(value * count for value, count in counts.items()) / total if total else None,
+        p99=quantile(counts, 0.99),
+        max=max(counts, default=None),
+        violations=ledger.violations,
+    )
+
+
+def _replay(replay: ReplayStatistics) -> FinalReplay:
+    return FinalReplay(
+        inserted=replay.inserts,
+        removed=replay.deletes,
+        drawn=replay.drawn,
+        trained=replay.trained,
+        discarded=replay.discarded,
+        held=replay.held,
+        samples_per_insert=replay.samples_per_insert,
+        samples_per_insert_target=replay.samples_per_insert_target,
+        blocked_s=replay.blocked_s,
+    )

@@ -1,8 +1,8 @@
-"""Shares of time that never go backwards, although they come from reports.
+"""Monotonic times of components, from reports that may correct each other.
 
-Between two reports of a host, the time since the last one belongs to the state that was running
-then; the next report may tell otherwise. A counter that goes down reads as a restart, and every
-rate over it would be wrong.
+Between two reports of a host, the time since the last one counts for the state of that report. The
+next report may disagree. Prometheus takes a counter that falls for a restart, and every rate over
+it would be wrong.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import replace
 from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
 
 ROUNDING_S = 1e-6
-"""A sum of seconds that is lower by less than this is the same sum in another order, not a new
-clock.
+"""A sum of seconds that is lower by less than this is the same sum in another order, and not that
+of a new clock.
 """
 
 
 class MonotonicTimes:
-    """Remembers what was shown of each component, and corrects only forwards.
+    """Remembers the times shown of each component, and corrects them only forwards.
 
-    Shown times sum to the time since the component's clock began, at every look. Where a state was
-    shown too much, the other states get less until the truth has caught up.
+    At every scrape the shown times add up to the time since the component's clock began. If a state
+    was shown too high, the other states grow slower until the report has caught up.
     """
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, str], dict[str, float]] = {}
 
     def correct(self, runs: tuple[RunStatistics, ...]) -> tuple[RunStatistics, ...]:
-        """``runs`` with steady times; what was shown of components that are gone is forgotten."""
+        """``runs`` with monotonic times. Components that are gone are forgotten."""
         shown: dict[tuple[str, str], dict[str, float]] = {}
         corrected = []
         for run in runs:
@@ -43,17 +43,17 @@ class MonotonicTimes:
         return tuple(corrected)
 
 
-def steady(before: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
-    """Seconds to show: none below ``before``, and summing to those ``told``.
+def steady(before: Mapping[str, float], reported: Mapping[str, float]) -> dict[str, float]:
+    """Seconds to show by state: none is below ``before``, and their sum is that of ``reported``.
 
-    A sum below the one before is a new clock, which begins again as it is.
+    A sum below the one before is that of a new clock, and is shown as reported.
     """
-    passed = sum(told.values()) - sum(before.values())
+    passed = sum(reported.values()) - sum(before.values())
     if passed < -ROUNDING_S:
-        return dict(told)
+        return dict(reported)
     grown = {
-        state: max(0.0, told.get(state, 0.0) - before.get(state, 0.0))
-        for state in {**before, **told}
+        state: max(0.0, reported.get(state, 0.0) - before.get(state, 0.0))
+        for state in {**before, **reported}
     }
     total = sum(grown.values())
     scale = max(0.0, passed) / total if total > 0.0 else 0.0

@@ -1,6 +1,4 @@
-"""The history of a run as an answer, so that charts of a run that has gone on for a while need not
-begin empty.
-"""
+"""The history of a run as an answer: charts of a run that has trained for a while start with it."""
 
 from __future__ import annotations
 
@@ -18,17 +16,14 @@ from tianflow.server.common.pages import whole
 from tianflow.server.common.problems import ProblemError
 
 FEWEST, USUAL = 2, 500
-"""Lines of an answer: the least that can be asked for, and how many there are at most when nobody
-asks.
-"""
+"""Rows of an answer: the minimum, and the maximum without ``points`` in the query."""
 
 
 async def answer(directory: Path, request: web.Request) -> web.Response:
-    """Lines of the run in ``directory``, at most as many as the query's ``points`` says, and the
-    Unix time now.
+    """Rows of the run in ``directory``, at most ``points`` of the query, and the Unix time now.
 
     Raises:
-        ProblemError: 400, that is no such number; 503, the file cannot be read.
+        ProblemError: 400, ``points`` is not a valid number; 503, the file cannot be read.
     """
     points = whole(request, "points", USUAL, least=FEWEST, most=LIMIT)
     try:
@@ -41,6 +36,6 @@ async def answer(directory: Path, request: web.Request) -> web.Response:
 
 
 def _read(path: Path, points: int) -> str:
-    """Away from the loop: the file may hold a megabyte."""
+    """Read in a thread: the file may hold a megabyte."""
     rows = thinned(read_rows(path), points)
     return json.dumps(json_ready({"history": rows, "time": time.time()}), allow_nan=False)

@@ -1,6 +1,4 @@
-"""`/openapi.json`: what can be asked of the service and what it answers, as an OpenAPI 3.1 document
-made from the models that check it.
-"""
+"""`/openapi.json`: the HTTP API as an OpenAPI 3.1 document, made from the models that check it."""
 
 from __future__ import annotations
 
@@ -27,24 +25,24 @@ ETAG: Schema = {
     "schema": {"type": "string"},
 }
 RETRY_AFTER: Schema = {
-    "description": "Seconds until it is worth asking again",
+    "description": "Seconds to wait before the next request",
     "schema": {"type": "integer", "minimum": 1},
 }
 REFUSALS: dict[int, str] = {
     400: "The request cannot be read",
-    401: "A token is needed",
-    403: "The token allows looking only, or a page of another origin asks",
-    404: "There is no such run",
-    408: "The body did not come in time",
+    401: "A token is missing or wrong",
+    403: "The token allows reading only, or the request comes from a page of another origin",
+    404: "The run does not exist",
+    408: "The body did not arrive in time",
     409: "The run has ended or is ending",
-    412: "The settings have moved on to another generation",
+    412: "The settings are of another generation now",
     413: "The body is too large",
-    415: "The body is no merge patch",
-    421: "The server is not known by that name",
-    422: "Settings were refused; nothing was changed",
+    415: "The body is not a merge patch",
+    421: "The server does not accept this host name",
+    422: "Settings were refused; nothing changed",
     429: "Too many requests from this address",
-    500: "Unexpected; the log has more",
-    503: "Not now",
+    500: "Unexpected error; the log has details",
+    503: "Not available now",
 }
 ALWAYS = (400, 403, 408, 413, 421, 429, 500, 503)
 HEADERS: dict[int, dict[str, Schema]] = {
@@ -63,8 +61,8 @@ def document(
     actions: Iterable[str],
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document for ``runs``: settings by id. Where they have different algorithms, a resource
-    has either's settings.
+    """The document for ``runs`` (settings by id). For different algorithms, a resource has the
+    settings of either.
 
     ``more``: operations by path, besides or instead of those that every server has.
     """
@@ -94,7 +92,7 @@ def document(
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "Of control.json; its read_token does for GET",
+                    "description": "Token of control.json; its read_token is enough for GET",
                 }
             },
         },
@@ -141,7 +139,7 @@ def operation(
     status: int = 200,
     **more: Any,
 ) -> dict[str, Any]:
-    """One operation: what it answers when all is well, and what it may be refused with."""
+    """One operation: its answer, and the statuses of refusals."""
     looking = method in {"get", "head"}
     refused = {
         *ALWAYS,
@@ -168,7 +166,7 @@ def operation(
 
 
 def reading(path: str, summary: str, answer: Mapping[str, Any], *refusals: int) -> dict[str, Any]:
-    """GET, and HEAD, which answers the same without a body."""
+    """GET, and HEAD with the same answer without its body."""
     bare = {key: value for key, value in answer.items() if key != "content"}
     return {
         "get": operation(path, "get", summary, answer, *refusals),
@@ -179,7 +177,7 @@ def reading(path: str, summary: str, answer: Mapping[str, Any], *refusals: int) 
 def answered(
     description: str, schema: Schema, content_type: str = JSON, headers: Schema | None = None
 ) -> dict[str, Any]:
-    """An answer with a body."""
+    """Answer with a body."""
     return {
         "description": description,
         "content": {content_type: {"schema": schema}},
@@ -189,26 +187,24 @@ def answered(
 
 def _server() -> dict[str, Any]:
     text = schemas.TEXT
-    alive = answered("The coordinator's tick is young", schemas.struct(alive=schemas.TRUTH))
+    alive = answered("The coordinator is alive", schemas.struct(alive=schemas.TRUTH))
     ready = answered("Training can proceed", schemas.struct(ready=schemas.TRUTH))
     metrics = answered("Every metric", text, "text/plain")
     metrics["content"]["application/openmetrics-text"] = {"schema": text}
     return {
-        "/": reading(
-            "/", "The console, a page for a person", answered("A page", text, "text/html")
+        "/": reading("/", "Console for a browser", answered("A page", text, "text/html")),
+        "/livez": reading("/livez", "Liveness of the process", alive),
+        "/readyz": reading("/readyz", "Readiness: training can proceed", ready),
+        "/metrics": reading(
+            "/metrics", "Metrics as Prometheus text or OpenMetrics, as Accept asks", metrics
         ),
-        "/livez": reading("/livez", "Is the process alive", alive),
-        "/readyz": reading("/readyz", "Can training proceed", ready),
-        "/metrics": reading("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
         "/openapi.json": reading(
             "/openapi.json", "This document", answered("An OpenAPI document", {"type": "object"})
         ),
         "/api/v1/runs": reading(
-            "/api/v1/runs", "Every run in short", answered("Runs", reference("Runs"))
+            "/api/v1/runs", "Every run in brief", answered("Runs", reference("Runs"))
         ),
-        RUN: reading(
-            RUN, "Everything a status screen needs", answered("The run", reference("Run"))
-        ),
+        RUN: reading(RUN, "Run document", answered("The run", reference("Run"))),
     }
 
 
@@ -217,20 +213,20 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
     rows = schemas.listing(reference("HistoryRow"))
     answers = {
         "components": (
-            "Every component in full",
+            "Every component with its measures",
             schemas.struct(components=schemas.listing(reference("Component"))),
         ),
         "diagnosis": (
-            "What holds the run back",
+            "Bottleneck of the run",
             schemas.struct(id=schemas.TEXT, **diagnosis["properties"]),
         ),
-        "audit": ("Changes and actions, oldest first, a page at a time", _audit()),
+        "audit": ("Changes and actions, oldest first, in pages", _audit()),
         "checkpoints": (
             "Checkpoints, newest first",
             schemas.struct(checkpoints=schemas.listing(reference("Checkpoint"))),
         ),
         "history": (
-            "How the run went, oldest first",
+            "History of the run, oldest first",
             schemas.struct(history=rows, time=schemas.NUMBER),
         ),
     }
@@ -259,13 +255,13 @@ def _page() -> list[dict[str, Any]]:
         {
             "name": "before",
             "in": "query",
-            "description": "The next of an answer: what came before it. Without it, the newest",
+            "description": "The next of an answer, for the page before; without it the newest page",
             "schema": whole | {"minimum": 0, "maximum": pages.FURTHEST},
         },
         {
             "name": "limit",
             "in": "query",
-            "description": "Records at most",
+            "description": "Maximum number of records",
             "schema": whole | {"minimum": 1, "maximum": MOST, "default": MOST},
         },
     ]
@@ -276,20 +272,22 @@ def _points() -> dict[str, Any]:
     return {
         "name": "points",
         "in": "query",
-        "description": "Lines at most: neighbours are merged until there are so few",
+        "description": "Maximum number of rows; neighbours are merged until they fit",
         "schema": schema,
     }
 
 
 def _actions(actions: Iterable[str]) -> dict[str, Any]:
     headers = {"Location": {"description": "The run", "schema": {"type": "string"}}}
-    answer = answered("Accepted: the state it leads to", reference("Action"), headers=headers)
+    answer = answered(
+        "Accepted, with the state that it leads to", reference("Action"), headers=headers
+    )
     return {
         f"{RUN}/{action}": {
             "post": operation(
                 f"{RUN}/{action}",
                 "post",
-                f"{action.capitalize()}; repeating it is no error",
+                f"{action.capitalize()} the run; repeating it is not an error",
                 answer,
                 409,
                 status=HTTPStatus.ACCEPTED.value,
@@ -305,35 +303,35 @@ def _events() -> dict[str, Any]:
         {
             "name": "Last-Event-ID",
             "in": "header",
-            "description": "Go on after this number. Without it only what is to come is told; 0: "
-            "all that is kept",
+            "description": "Number of the last event received; 0 for all events in the buffer. "
+            "Without it only new events are sent",
             "schema": {"type": "string", "pattern": "^[0-9]{0,18}$"},
         },
         {
             "name": "follow",
             "in": "query",
-            "description": "false: tell what is kept, and end",
+            "description": "false: send the events in the buffer and end",
             "schema": {"type": "string", "enum": ["true", "false"], "default": "true"},
         },
     ]
     answer: dict[str, Any] = {
-        "description": "Server-sent events. id: a number that rises by one; event: a kind; data: "
-        "a JSON object, as x-events says",
-        "content": {"text/event-stream": {}},  # a stream is no value that a schema could be of
+        "description": "Server-sent events. id: a number that rises by one; event: its kind; data: "
+        "a JSON object, described in x-events",
+        "content": {"text/event-stream": {}},  # a schema cannot describe a stream
     }
     answer["x-events"] = {kind: reference(f"event-{kind}") for kind in schemas.event_schemas()}
     return {
         path: {
             "get": operation(
-                path, "get", "What happens, as it happens", answer, parameters=parameters
+                path, "get", "Events of the run as they happen", answer, parameters=parameters
             )
         }
     }
 
 
 def resources(configs: Sequence[Config], *, others: bool = False) -> dict[str, Any]:
-    """Operations on live settings as each of ``configs`` has them; ``others``: there may be
-    settings of other algorithms, too.
+    """Operations on the live settings of ``configs``. ``others``: runs of other algorithms are
+    possible, too.
     """
     unknown: list[Schema] = [{"type": "object"}] if others else []
     return {
@@ -357,18 +355,18 @@ def _resource(
     condition = {
         "name": "If-Match",
         "in": "header",
-        "description": "Change them only if this ETag, or one of several, is still that of the "
-        "settings in force; *: whatever it is",
+        "description": "Change the settings only if this ETag, or one of several, is that of the "
+        "settings in force; *: always",
         "schema": {"type": "string", "pattern": TAGS},
     }
     body = {"required": True, "content": {MERGE_PATCH: {"schema": taken}}}
     change = (
-        "Change them, all or none. null: the default. What fits the schema may still be "
-        "refused beside the other settings"
+        "Change settings, all or none; null sets the default. A value that fits the schema can "
+        "still conflict with other settings"
     )
     refusals = (409, 412, 415, 422)
     return {
-        **reading(path, f"Settings of {resource} that can be changed", answer),
+        **reading(path, f"Live settings of {resource}", answer),
         "patch": operation(
             path, "patch", change, answer, *refusals, parameters=[condition], requestBody=body
         ),

@@ -13,10 +13,11 @@ from http import HTTPStatus
 from aiohttp import web
 
 from tianflow.config.model import HttpSettings
+from tianflow.core.jsonable import json_ready
 from tianflow.interfaces import RunControl
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.observability.rates import RunRates
-from tianflow.observability.run_document import describe, describe_components, describe_diagnosis
+from tianflow.observability.run_document import describe, describe_components
 from tianflow.server.common import console, openapi, pages
 from tianflow.server.common import history as past
 from tianflow.server.common import live_settings as settings
@@ -159,7 +160,7 @@ class RunHandlers:
         if look == "components":
             return json_response({"components": describe_components(run.statistics())})
         if look == "diagnosis":
-            return json_response({"id": run.id, **describe_diagnosis(run.statistics())})
+            return json_response({"id": run.id, **json_ready(run.statistics().diagnosis)})
         if look == "audit":
             before, limit = pages.asked(request)
             page = await run.read_audit(before=before, limit=limit)

@@ -1,5 +1,5 @@
-"""`/openapi.json` of a service: what every server answers, with submission, lists by the page, and
-runs that do not go on.
+"""`/openapi.json` of a service: the API of a run, with submission, lists in pages, and runs that do
+not train now.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ A_KEY = "^[ -~]{1,255}$"
 
 @cache
 def document(*, looks: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, Any]:
-    """The whole document. It is always the same: made once, and not to be changed."""
+    """The document. It is cached, so callers must not change it."""
     known = [
         Config(env=EnvSettings(id="-"), algorithm=model.model_validate({"name": name}))
         for name, model in BUILT_IN_ALGORITHMS.items()
@@ -43,7 +43,7 @@ def document(*, looks: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, A
     for path, item in made["paths"].items():
         if "{run}" in path:
             for described in item.values() if isinstance(item, dict) else ():
-                if isinstance(described, dict):  # a run may wait, start, or have ended
+                if isinstance(described, dict):  # the run may be pending, starting or ended
                     described["responses"].setdefault("409", {"$ref": "#/components/responses/409"})
     return made
 
@@ -51,23 +51,23 @@ def document(*, looks: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, A
 def _paths() -> dict[str, Any]:
     listed = struct(runs=listing(_short()), next=nullable(TEXT), can_submit=TRUTH)
     runs = reading(
-        "/api/v1/runs", "Runs in short, newest first, a page at a time", answered("Runs", listed)
+        "/api/v1/runs", "Runs in brief, newest first, in pages", answered("Runs", listed)
     )
     for described in runs.values():
         described["parameters"] = [
-            _query("limit", "Runs in one answer", 1, 500),
-            _query("before", "Runs that came before this number", 1, 2**62),
+            _query("limit", "Maximum number of runs", 1, 500),
+            _query("before", "Only runs with a smaller number", 1, 2**62),
         ]
     return {
         "/api/v1/runs": {**runs, "post": _submit()},
         RUN: reading(
             RUN,
-            "Everything a status screen needs",
+            "Run document",
             answered("The run", {"anyOf": [reference("Run"), _resting()]}),
         ),
         f"{RUN}/log": reading(
             f"{RUN}/log",
-            "The last lines that the run's process printed",
+            "Last lines of the output of the run's process",
             answered("Lines", TEXT, "text/plain"),
         ),
     }
@@ -76,10 +76,10 @@ def _paths() -> dict[str, Any]:
 def _submit() -> dict[str, Any]:
     config = {
         "anyOf": [
-            ANY_OBJECT | {"description": "Sections, as in a file"},
+            ANY_OBJECT | {"description": "Sections as in a config file"},
             TEXT
             | {
-                "description": "Name of a config that comes with tianflow",
+                "description": "Name of a shipped config",
                 "enum": sorted(shipped()),
             },
         ]
@@ -89,7 +89,7 @@ def _submit() -> dict[str, Any]:
         "properties": {
             "config": config,
             "overrides": ANY_OBJECT
-            | {"description": "Values by dotted path, such as balance.max_staleness"},
+            | {"description": "Values by path, such as balance.max_staleness"},
         },
         "required": ["config"],
         "additionalProperties": False,
@@ -97,15 +97,15 @@ def _submit() -> dict[str, Any]:
     key = {
         "name": "Idempotency-Key",
         "in": "header",
-        "description": "Sent again with the same body, it gives the run of the first time",
+        "description": "Key of the submission; the same key and body return the same run",
         "schema": {"type": "string", "pattern": A_KEY},
     }
     headers = {"Location": {"description": "The run", "schema": {"type": "string"}}}
     return operation(
         "/api/v1/runs",
         "post",
-        "Take a run, and start it when there is room",
-        answered("Taken", _short(), headers=headers),
+        "Submit a run; it starts when the service has room",
+        answered("Submitted", _short(), headers=headers),
         *(409, 415, 422),
         status=HTTPStatus.CREATED.value,
         parameters=[key],
@@ -132,8 +132,8 @@ def _short() -> Schema:
 
 
 def _resting() -> Schema:
-    return struct(**_state(), summary=nullable(ANY_OBJECT)) | {
-        "description": "A run that waits, starts, or has ended"
+    return struct(**_state(), summary=nullable(reference("Summary"))) | {
+        "description": "A run that is pending, starting or ended"
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tianflow.rundir.summary import as_told
+from tianflow.rundir.summary import partial_document
 from tianflow.server.run.app import href
 from tianflow.server.service.run_manager import ManagedRun
 from tianflow.server.service.store import RunRecord
@@ -31,7 +31,7 @@ def short(
     record: RunRecord, life: ManagedRun | None, summary: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """For a list. ``summary``: what the newest life of a run that has ended left."""
-    left = as_told(summary) if summary is not None else {}
+    left = partial_document(summary) if summary is not None else {}
     return (
         _told(record, life)
         | left

@@ -141,7 +141,8 @@ export function timeSpan(rows) {
   return timeAxis(first < 0.05 * last ? 0 : first, Math.max(last, first + 10));
 }
 
-function linePicture(spec, rows, run) {
+/** Series over time. `spec.lines(run, rows)` gives each: name, css, steps, and its value of a row. */
+export function linePicture(spec, rows, run) {
   const lines = spec
     .lines(run, rows)
     .filter(Boolean)
@@ -169,7 +170,8 @@ function linePicture(spec, rows, run) {
   };
 }
 
-function sharePicture(role, rows) {
+/** Shares of time of a role, stacked. */
+export function sharePicture(role, rows) {
   const totals = {};
   for (const row of rows) for (const [state, share] of Object.entries(row.shares?.[role] ?? {})) totals[state] = (totals[state] ?? 0) + share;
   const states = Object.keys(totals).sort((a, b) => (b === "busy") - (a === "busy") || a.localeCompare(b));

@@ -28,8 +28,7 @@ export class StalenessPanel {
     this.verdict = h("p", { class: "kept" });
     this.tighter = h("button", { type: "button", class: "step", onclick: () => change(this.now - 1), "aria-label": "Bound: one less" }, "−");
     this.wider = h("button", { type: "button", class: "step", onclick: () => change(this.now + 1), "aria-label": "Bound: one more" }, "+");
-    this.chart = new Chart({ title: "Staleness over time", unit: "updates behind, share of what was trained on", css: "tall", right: BESIDE });
-    this.chart.node.id = "chart-staleness";
+    this.chart = stalenessChart();
     this.now = null;
     this.node = h(
       "section",
@@ -66,7 +65,7 @@ export class StalenessPanel {
     say(this.values.least, number(told.min ?? last.min));
     this.judge(told);
     this.tighter.disabled = this.now === null || this.now <= 0;
-    this.chart.draw(picture(rows, marks));
+    this.chart.draw(stalenessPicture(rows, marks));
   }
 
   judge(told) {
@@ -83,7 +82,15 @@ export class StalenessPanel {
   }
 }
 
-function picture(rows, marks) {
+/** The chart of staleness against its bound. */
+export function stalenessChart() {
+  const chart = new Chart({ title: "Staleness over time", unit: "updates behind, share of what was trained on", css: "tall", right: BESIDE });
+  chart.node.id = "chart-staleness";
+  return chart;
+}
+
+/** What it draws of `rows`. */
+export function stalenessPicture(rows, marks) {
   const recent = recentCounts(rows);
   const bounds = rows.map((row) => boundOf(row.staleness?.bound));
   const tallest = Math.max(1, ...bounds.filter(Number.isFinite), ...rows.map((row) => row.staleness?.max ?? 0));
