@@ -43,9 +43,7 @@ Table = dict[str, Any]
 
 
 class _AnyAlgorithm(AlgorithmSettings, extra="allow"):
-    """Stands in for the settings of an unknown algorithm, so that the other sections are still
-    checked.
-    """
+    """Placeholder for the settings of an unknown algorithm; other sections are still checked."""
 
     name: str = ""
     """The missing name is reported with the available names."""

@@ -194,7 +194,7 @@ class ActorSettings(Section):
     convolutions on hardware with bfloat16.
     """
     refresh: Literal["trajectory", "step"] = "trajectory"
-    """When actors load newer weights: at the start of a trajectory, or before any step."""
+    """Time of loading newer weights: at the start of a trajectory, or before every step."""
 
 
 class BalanceSettings(Section):

@@ -117,7 +117,7 @@ class OffPolicyPolicy(Generic[Module]):
         return {}
 
     def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:  # noqa: ARG002 - the protocol's signature
-        """Nothing: without critics an actor has no data for priorities."""
+        """An empty mapping: without critics an actor has no data for priorities."""
         return {}
 
 
