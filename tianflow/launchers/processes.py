@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from tianflow.interfaces import LiveSettings
 
 T = TypeVar("T")
-TARGET = "tianflow.host:main"
+TARGET = "tianflow.hosts.main:main"
 PRELOAD = (
     "torch",
-    "tianflow.host",
+    "tianflow.hosts.main",
     "tianflow.components.rollout",
     "tianflow.components.evaluator",
     "tianflow.components.stacking",
