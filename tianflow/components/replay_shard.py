@@ -134,7 +134,7 @@ class ReplayShard:
                 answer, kind = self._prioritise(request), "prioritise_seconds"
             case SaveItems(path=path):
                 file, holdings = self._keep(Path(path)), self._look()
-                return lambda: self._end.kept(file, holdings)
+                return lambda: self._end.saved(file, holdings)
             case DropItems(reason=reason):
                 if reason:
                     self._drop()
