@@ -175,7 +175,7 @@ async def test_a_run_is_steered_while_it_goes_on_and_stopped_by_leaving(tmp_path
         settled = control.statistics().ledger.updates
         await asyncio.sleep(0.2)
         assert control.statistics().ledger.updates <= settled + 1
-        assert control.ready() == (True, ())
+        assert handle.run.snapshot.ready() == (True, ())
         assert control.resume(source="test") == "running"
         await until(lambda: control.statistics().ledger.updates > settled + 3)
     assert control.state == "stopped"
@@ -256,7 +256,7 @@ def hangups(request):
 )
 async def test_a_terminal_that_closes_ends_a_run_cleanly_however_often_it_hangs_up(hangups, reason):
     ended, said, at_once = [], [], asyncio.Event()
-    run = SimpleNamespace(end=lambda _state, why: ended.append(why))
+    run = SimpleNamespace(lifecycle=SimpleNamespace(end=lambda _state, why: ended.append(why)))
     signals = train._Signals(said.append, until_eof=False)
     signals.session = SimpleNamespace(run=run, finished=SimpleNamespace(cancel=at_once.set))
     with signals:

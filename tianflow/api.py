@@ -1,5 +1,5 @@
-"""The one assembler: a run, its launcher, the control server and a screen beside it. `train`,
-`open_run`, `load_policy`.
+"""The Python API: `train`, `open_run`, `load_policy`. It assembles a run, its launcher, the
+recorder and the control server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tianflow import plugins
 from tianflow.config import loading as config_loading
@@ -30,20 +30,19 @@ from tianflow.rundir.lock import hold
 
 if TYPE_CHECKING:
     from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
-    from tianflow.interfaces import RunControl
+    from tianflow.interfaces import Launcher, RunControl
     from tianflow.policy import LoadedPolicy
 
 Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
 STDIN = 0
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files of the driver: looking for them costs nothing, where asking PyTorch would import it.
-"""
+"""Device files of the driver: a look for them does not import PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A run that has ended. ``summary`` is what ``summary.json`` holds."""
+    """A run that has ended. ``summary`` has the contents of ``summary.json``."""
 
     directory: Path
     summary: Mapping[str, Any]
@@ -62,18 +61,17 @@ def train(
     runs_dir: str | Path = RUNS,
     http: bool = False,
 ) -> FinishedRun:
-    """Train until the run ends, and return what came out. Blocks; works inside and outside a main
-    guard.
+    """Train until the run ends. Blocks; works inside and outside a main guard.
 
     Args:
         config: a TOML file, a shipped name such as ``"cartpole_ppo"``, a table, or a `Config`.
         overrides: ``{"balance.max_staleness": 1}`` or ``["balance.max_staleness=1"]``.
-        resume: a run or checkpoint to go on from.
-        runs_dir: where runs keep their directories.
+        resume: a run or checkpoint to continue.
+        runs_dir: directory of all runs.
         http: whether to serve control and metrics beside the run.
 
     Raises:
-        ConfigError: the config cannot be used; nothing was started.
+        ConfigError: the config is refused; nothing was started.
         RunError: the run failed; its first error.
         RuntimeError: an event loop is running here, as in a notebook; nothing was started.
     """
@@ -88,7 +86,7 @@ def train(
     async def whole() -> FinishedRun:
         async with opened(prepared, http=http) as session:
             await session.finished
-            return FinishedRun(session.run.directory, session.run.summary())
+            return FinishedRun(session.run.directory, session.run.snapshot.summary())
 
     return loops.run(whole())
 
@@ -102,7 +100,7 @@ async def open_run(
     runs_dir: str | Path = RUNS,
     http: bool = False,
 ) -> AsyncIterator[RunHandle]:
-    """A run that goes on while the context is open; leaving it stops the run. Arguments as for
+    """A run that continues while the context is open; leaving it stops the run. Arguments as for
     `train`.
     """
     settings = (
@@ -114,7 +112,7 @@ async def open_run(
             yield RunHandle(session)
         finally:
             if not session.finished.done():
-                session.run.end("stopped", "open_run")
+                session.run.lifecycle.end("stopped", "open_run")
                 await asyncio.wait({session.finished})
 
 
@@ -125,27 +123,32 @@ class LiveSection:
         self._run, self._section = run, section
 
     async def set(self, **values: object) -> int:
-        """Put values in force, whole or not at all; the new generation. Raises ConfigError,
+        """Put values in force: all of them, or none. The new generation. Raises ConfigError,
         StateConflictError.
         """
         return self._run.change({self._section: values}, source="python")
 
 
 class RunHandle:
-    """A run that goes on: its control, its live settings, and its end."""
+    """An open run: its control, its live settings, and its end."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.control = session.run
-        self.balance = LiveSection(session.run, "balance")
-        self.algorithm = LiveSection(session.run, "algorithm")
-        self.learner = LiveSection(session.run, "learner")
-        self.actors = LiveSection(session.run, "actors")
+        self.control: RunControl = session.run.control
+        self.balance = LiveSection(self.control, "balance")
+        self.algorithm = LiveSection(self.control, "algorithm")
+        self.learner = LiveSection(self.control, "learner")
+        self.actors = LiveSection(self.control, "actors")
+
+    @property
+    def run(self) -> Run:
+        """The parts of the run, for tests and tools. They may change between releases."""
+        return self._session.run
 
     async def wait(self) -> Mapping[str, Any]:
-        """Until it has ended; its summary. Raises RunError if it failed."""
+        """Wait until the run has ended; its summary. Raises RunError if it failed."""
         await self._session.finished
-        return self._session.run.summary()
+        return self._session.run.snapshot.summary()
 
 
 def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> LoadedPolicy:
@@ -153,7 +156,7 @@ def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> Loade
     policy.act(obs)``.
 
     Raises:
-        CheckpointError: there is none, or it is torn.
+        CheckpointError: the checkpoint does not exist, or is torn.
     """
     from tianflow.policy import LoadedPolicy
 
@@ -166,7 +169,7 @@ def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> Loade
 
 @dataclass(slots=True)
 class Session:
-    """A run that is going on: the task of its launcher, and the address and token of its server."""
+    """An open run: the task of its launcher, and the address and token of its server."""
 
     run: Run
     finished: asyncio.Task[None]
@@ -176,7 +179,7 @@ class Session:
 
 @contextlib.asynccontextmanager
 async def opened(prepared: Prepared, *, http: bool) -> AsyncIterator[Session]:
-    """Make the run, serve it, launch it. Raises RunError if it failed, whatever the failure was."""
+    """Make the run, serve it, launch it. Every failure of the run becomes RunError."""
     config = prepared.config
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(os.close, prepared.held)
@@ -189,6 +192,7 @@ async def opened(prepared: Prepared, *, http: bool) -> AsyncIterator[Session]:
             spec=prepared.spec,
             layout=prepared.layout,
             slots=slots,
+            capabilities=prepared.launcher.capabilities,
             resumed=prepared.checkpoint,
         )
         address = token = ""
@@ -198,10 +202,12 @@ async def opened(prepared: Prepared, *, http: bool) -> AsyncIterator[Session]:
 
             tokens = Tokens.make()
             address = (
-                await stack.enter_async_context(serve(run, config.http, tokens, run.directory))
+                await stack.enter_async_context(
+                    serve(run.control, config.http, tokens, run.directory)
+                )
             ).address
             token = tokens.control
-        await stack.enter_async_context(recorded(run))
+        await stack.enter_async_context(recorded(run.control))
         finished = asyncio.get_running_loop().create_task(
             prepared.launcher.launch(run, slots), name="run"
         )
@@ -211,8 +217,8 @@ async def opened(prepared: Prepared, *, http: bool) -> AsyncIterator[Session]:
             if not finished.done():
                 finished.cancel()
             await asyncio.gather(finished, return_exceptions=True)
-    if run.first_error is not None:
-        raise run.first_error
+    if run.lifecycle.first_error is not None:
+        raise run.lifecycle.first_error
     if not finished.cancelled() and (error := finished.exception()) is not None:
         raise _as_run_error(error) from error
 
@@ -229,22 +235,22 @@ def _as_run_error(error: BaseException) -> RunError:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was checked and found before anything starts."""
+    """Everything that was checked and made before the run starts. ``held`` locks the directory."""
 
     config: Config
     checkpoint: Checkpoint | None
     spec: EnvironmentSpec
     layout: TrajectoryLayout
     draws: TrajectoryLayout | None
-    launcher: Any
+    launcher: Launcher
     run_id: str
     directory: Path
     held: int
 
 
 def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepared:
-    """Everything that reads files, imports what the config names, or makes an environment. Blocks:
-    not for a loop.
+    """Do everything that reads files, imports what the config names, or makes an environment. It
+    blocks, so it must not run on a loop.
     """
     checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
     _require_device(config.learner.device)
@@ -252,36 +258,40 @@ def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepar
     spec = validation.require_valid(config).spec
     assert spec is not None
     layout, draws = trajectory_layout(config, spec), draw_layout(config, spec)
-    for controller in plugins.names(
-        "tianflow.controllers"
-    ):  # one that is asked for later must not be imported on the loop
+    # A live change may name a controller, which must not be imported on the loop.
+    for controller in plugins.names("tianflow.controllers"):
         with contextlib.suppress(ConfigError):
             plugins.load("tianflow.controllers", controller, path="balance.controller")
-    factory: Any = plugins.load(
-        "tianflow.launchers", config.placement.launcher, path="placement.launcher"
-    )
-    launcher = factory()
+    launcher = _launcher(config)
     launcher.prepare()
     run_id, directory, held = _directory(config, checkpoint, resume, runs_dir)
     return Prepared(config, checkpoint, spec, layout, draws, launcher, run_id, directory, held)
 
 
+def _launcher(config: Config) -> Launcher:
+    """The launcher that ``config`` names. ConfigError if the name is unknown."""
+    factory: Any = plugins.load(
+        "tianflow.launchers", config.placement.launcher, path="placement.launcher"
+    )
+    return cast("Launcher", factory())
+
+
 def _require_device(device: str) -> None:
-    """Refuse a GPU that this machine does not have. (A checkpoint of one may still be played here,
-    so this is no rule of configs.)
+    """Refuse a GPU that this machine does not have. This is not a rule of configs: a policy that
+    was trained on a GPU may be loaded here.
     """
     if device.startswith("cuda") and not any(Path(node).exists() for node in GPU_NODES):
-        message = "this machine has no NVIDIA GPU to compute on"
+        message = "this machine has no NVIDIA GPU"
         raise ConfigError(
-            [Problem("learner.device", device, message, "auto, cpu, or a machine that has one")]
+            [Problem("learner.device", device, message, "auto, cpu, or a machine with a GPU")]
         )
 
 
 def _directory(
     config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path
 ) -> tuple[str, Path, int]:
-    """The run's name, its directory, and what holds that; a resumed run goes on in its own when
-    that is where the checkpoint lies.
+    """The name of the run, its directory, and the descriptor that locks the directory. A resumed
+    run continues in its own directory if the checkpoint lies there.
     """
     if (
         checkpoint is not None
@@ -301,8 +311,8 @@ def _directory(
         stack.callback(os.close, held)
         if taken:
             raise CheckpointError(
-                f"{str(directory)!r} exists; choose another run.name, or go on with it: --resume "
-                f"{run_id}"
+                f"{str(directory)!r} exists; choose another run.name, or continue that run: "
+                f"--resume {run_id}"
             )
         config_loading.write_config(directory, config)
         stack.pop_all()

@@ -1,23 +1,27 @@
-"""The contracts between the parts. Read this file to know how tianflow fits together.
+"""The contracts between the parts, all in one file. Read it to know how tianflow fits together.
 
 Data flow: grants -> `Actor` -> trajectories (slots) -> `Learner` -> weights -> `Actor`.
-PyTorch is imported for type checkers only.
+Sections: Control, Components, Channels, Learning, Replay, Hosts, Launching.
+PyTorch and the upper packages are imported for type checkers only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Self
 
     import numpy as np
     import torch
     from numpy.typing import NDArray
 
+    from tianflow.channels.arena import Arena
     from tianflow.channels.broadcast import Broadcast
+    from tianflow.channels.messages import ShardAnswer
     from tianflow.config.model import AlgorithmSettings, Config
     from tianflow.core.directives import Directive
     from tianflow.core.events import Event
@@ -25,39 +29,127 @@ if TYPE_CHECKING:
         Batch,
         EnvironmentSpec,
         Episode,
+        Evaluation,
         Grant,
+        SavedState,
         Settlement,
+        ShardRequest,
         Trajectory,
+        TrajectoryLayout,
         Version,
         WeightsTable,
     )
-    from tianflow.core.statistics import RunStatistics, SinkStatistics
+    from tianflow.core.program import HostPlan, HostSpec, LauncherCapabilities
+    from tianflow.core.statistics import ComponentStatistics, RunStatistics, SinkStatistics
+    from tianflow.errors import RunError
+    from tianflow.exchange.exchange import Exchange
+    from tianflow.exchange.shards import ShardEnd
     from tianflow.rundir.audit_log import AuditPage
 
     Array = NDArray[Any]
     Tree = Mapping[str, torch.Tensor]
 
 
+# Control: a run, for people and programs that steer it
+# --------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """What a person may change while the run goes on: the config in force, and who is asked to
-    rest.
-    """
+    """What may change while the run continues: the config in force, and what has to rest."""
 
     config: Config
     bound: int | None
     """max_staleness in force, after all controllers (None: unbounded)."""
     paused: bool = False
-    """A person paused the run: nobody begins anything."""
+    """The run is paused: no component begins new work."""
     hold_learner: bool = False
     """The learner rests at its next boundary: an evaluation is to judge exactly its newest version.
     """
 
 
+class RunControl(Protocol):
+    """A run as the service, the screen and the metrics see it. Called on the coordinator's loop."""
+
+    id: str
+    directory: Path
+    events: Broadcast
+    sinks: dict[str, SinkStatistics]
+    """By name; the recorder updates it."""
+
+    @property
+    def config(self) -> Config:
+        """Settings in force, live changes included."""
+
+    @property
+    def generation(self) -> int:
+        """Generation of the settings in force."""
+
+    @property
+    def state(self) -> str:
+        """See `RunStatistics.state`."""
+
+    @property
+    def alive(self) -> bool:
+        """True while the coordinator's own tick is young."""
+
+    def statistics(self) -> RunStatistics:
+        """All numbers, at one moment."""
+
+    def change(self, changes: Mapping[str, Mapping[str, object]], *, source: str) -> int:
+        """Put live settings in force, by section: all of them, or none. Audited. The new
+        generation.
+
+        Raises:
+            ConfigError: a value or key is refused; nothing changed.
+            StateConflictError: the run has ended or is ending.
+        """
+
+    def pause(self, *, source: str) -> str:
+        """Begin nothing new until `resume`.
+
+        Every action returns the state it leads to. A repeated action is not an error. After the end
+        of the run an action raises StateConflictError.
+        """
+
+    def resume(self, *, source: str) -> str:
+        """Continue after `pause`."""
+
+    def drain(self, *, source: str) -> str:
+        """Begin nothing new, train on what is there as far as it fills batches, then end."""
+
+    def stop(self, *, source: str) -> str:
+        """End with a checkpoint; open tickets are dropped(stopped)."""
+
+    def request_checkpoint(self, *, source: str) -> str:
+        """Write a checkpoint at the learner's next boundary."""
+
+    @property
+    def audited(self) -> int:
+        """Number of changes and actions of this process, those that `audit` no longer holds
+        included.
+        """
+
+    def audit(self) -> Sequence[Mapping[str, object]]:
+        """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new.
+        The file holds all of them.
+        """
+
+    async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
+        """A page of all changes and actions, those before a resume included. See
+        `tianflow.rundir.audit_log.read_page`.
+        """
+
+    def checkpoints(self) -> Sequence[Mapping[str, object]]:
+        """Checkpoints on disk, newest first: name, version, env_steps, bytes, created."""
+
+
+# Components
+# --------------------------------------------------------------------------------------------------
+
+
 class Component(Protocol):
-    """One coroutine. Cancelling its task stops it. ``started`` is called once it can do its
-    work.
-    """
+    """One coroutine. Cancelling its task stops it. It calls ``started`` once it works."""
 
     name: str
 
@@ -78,17 +170,35 @@ class Controller(Protocol):
 
 
 class SlotView(Protocol):
-    """The arrays of one trajectory, as views of its slot, and the two words that are watched from
-    outside.
+    """The arrays of one trajectory, as views of its slot, and the two words that the coordinator
+    watches.
     """
 
     arrays: Mapping[str, NDArray[Any]]
 
     def progress(self, step: int) -> None:
-        """Say that the environment has been stepped ``step`` times in this trajectory."""
+        """The environment has taken ``step`` steps in this trajectory."""
 
     def cut_requested(self) -> bool:
         """True once the ledger wants the steps made so far."""
+
+
+class SlotOwner(Protocol):
+    """The owner of the memory of slots. A launcher makes it, and `close` frees the memory."""
+
+    @property
+    def arena(self) -> Arena:
+        """Slots of trajectories, as the coordinator sees them."""
+
+    @property
+    def draws(self) -> Arena | None:
+        """With replay, slots of draws."""
+
+    def add_slots(self, count: int) -> None:
+        """Allocate ``count`` more slots. TianflowError, and nothing changes, if memory is full."""
+
+    def close(self) -> None:
+        """Free the memory. Idempotent."""
 
 
 class TrajectorySender(Protocol):
@@ -99,7 +209,7 @@ class TrajectorySender(Protocol):
 
     def view(self, grant: Grant) -> SlotView: ...
     def begin(self, grant: Grant, version: Version) -> None:
-        """The first step is about to be taken, with ``version``."""
+        """The actor takes the first step, with ``version``."""
 
     def commit(self, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
         """Hand the trajectory over. Never waits: the slot was granted. A late one is refused and
@@ -110,24 +220,23 @@ class TrajectorySender(Protocol):
         """Give the ticket back unused; it is dropped with ``reason``."""
 
     def close(self) -> None:
-        """Ask for nothing more: whoever waits in `acquire` gets the end. What is out may still be
+        """Request nothing more: a waiting `acquire` gets the end. Granted tickets may still be
         committed or aborted.
         """
 
 
 class BatchSource(Protocol):
-    """The learner's end. The learner pulls; nothing is ever pushed at it."""
+    """The learner's end. The learner pulls; nothing is pushed at it."""
 
     def next_batch(self, for_version: Version) -> Coroutine[Any, Any, Batch]:
         """Wait for B trajectories admissible at ``for_version``. EndOfChannel at the end.
 
-        It may ask as soon as it is called: whoever calls it waits for it, too, or cancels the
-        waiting.
+        The request may leave at the call: the caller has to await it, or cancel the wait.
         """
 
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]: ...
     def give_back(self, batch: Batch) -> None:
-        """Nothing of the batch was used; what is too old by now is dropped(expired), the rest is
+        """Nothing of the batch was used. Expired trajectories are dropped(expired), the others are
         taken again later.
         """
 
@@ -135,14 +244,18 @@ class BatchSource(Protocol):
         """The first version of a lineage is published: grants may go out."""
 
     def settle(self, settlement: Settlement) -> None:
-        """One update is over and its version published, or decided not to be. Its slots may be used
-        again.
-        """
+        """One update is over and its version published, or skipped. Its slots are free."""
 
     def published(self, version: Version) -> None:
         """The newest version was published between two updates, because a changed setting asked for
         it.
         """
+
+
+class ShardPort(Protocol):
+    """The exchange's way to a replay shard. Requests arrive in the order they were sent."""
+
+    def ask(self, request: ShardRequest) -> None: ...
 
 
 class WeightsReader(Protocol):
@@ -153,7 +266,7 @@ class WeightsReader(Protocol):
         """The newest version known to have been published."""
 
     def read_into(self, flat: NDArray[np.uint8]) -> Version:
-        """Copy the newest weights into ``flat`` and say which version they are."""
+        """Copy the newest weights into ``flat``, and return their version."""
 
     async def wait_newer_than(self, version: Version) -> Version: ...
 
@@ -164,6 +277,13 @@ class WeightsWriter(Protocol):
     def publish(self, version: Version, flat: NDArray[np.uint8]) -> None: ...
 
 
+class WeightsChannel(WeightsReader, WeightsWriter, Protocol):
+    """Both ends of the weights channel, in one host process."""
+
+    def announce(self, version: Version) -> None:
+        """``version`` was published: nothing older is read from now on."""
+
+
 class SettingsReader(Protocol):
     """Live settings: newest value only. ``key`` is its generation."""
 
@@ -171,13 +291,117 @@ class SettingsReader(Protocol):
     def value(self) -> LiveSettings: ...
     @property
     def key(self) -> int: ...
-    def on_change(self, observe: Callable[[], None]) -> Callable[[], None]: ...
+    def on_change(self, observe: Callable[[], None]) -> Callable[[], None]:
+        """Call ``observe`` after every change. Returns the function that ends that."""
 
 
 class EventPublisher(Protocol):
-    """Shape 3: never waits; what cannot go out is dropped and counted by the reader."""
+    """Shape 3: never waits; what cannot leave is dropped, and the reader counts it."""
 
     def publish(self, event: Event) -> None: ...
+
+
+class MessageLink(Protocol):
+    """One end of the connection between the coordinator and a host.
+
+    It carries the classes of `tianflow.channels.messages`, all of them and in order, until the
+    other end is gone.
+    """
+
+    def send(self, message: object) -> None:
+        """Send ``message``. Never waits. Does nothing on a closed link."""
+
+    def send_threadsafe(self, message: object) -> None:
+        """`send`, from another thread."""
+
+    def send_event(self, event: Event) -> None:
+        """Send an event, or drop it when the other side is behind."""
+
+    def push(self) -> None:
+        """Let what was sent leave now, not at the end of this turn of the loop."""
+
+    async def flush(self) -> None:
+        """Wait until everything sent has left, or the link is lost."""
+
+    def drain(self) -> None:
+        """Handle everything that has arrived."""
+
+    def close(self) -> None:
+        """Close this end; what was not sent is lost. Idempotent."""
+
+
+class OpenLink(Protocol):
+    """A function that opens one end of a link."""
+
+    def __call__(
+        self,
+        *,
+        handle: Callable[[object], None],
+        closed: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> MessageLink:
+        """``handle`` receives every message; ``closed`` is called once when the other end is gone;
+        ``failed`` receives what ``handle`` raises, and BrokenChannelError for a malformed message.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A new connection to a host that is about to start."""
+
+    open_link: OpenLink
+    """Opens the coordinator's end."""
+    descriptors: tuple[int, ...]
+    """What the host process inherits, in this order; its numbers may differ."""
+    close: Callable[[], None]
+    """Closes the coordinator's copies, once the host has inherited the descriptors."""
+
+
+class Transport(SlotOwner, Protocol):
+    """How a run shares memory and exchanges messages with its host processes: the coordinator's
+    side. `HostTransport` is the other side.
+    """
+
+    @property
+    def address(self) -> str:
+        """What a host opens its side with: ``NAME://REST``. ``NAME`` is a name that
+        `tianflow.hosts.main` knows, an entry point of ``tianflow.transports``, or
+        ``module:attribute`` of a class with `attach`.
+        """
+
+    def connect(self) -> Connection: ...
+
+
+class HostTransport(Protocol):
+    """A host's side of a `Transport`."""
+
+    @classmethod
+    def attach(
+        cls,
+        address: str,
+        descriptors: Sequence[int],
+        *,
+        layout: TrajectoryLayout,
+        draws: TrajectoryLayout | None,
+    ) -> Self:
+        """Open this side, with the descriptors of `Connection`, in their order."""
+
+    @property
+    def arena(self) -> Arena:
+        """Slots of trajectories."""
+
+    @property
+    def draws(self) -> Arena | None:
+        """With replay, slots of draws."""
+
+    @property
+    def open_link(self) -> OpenLink:
+        """Opens the host's end of its link."""
+
+    def open_weights(self, nbytes: int) -> WeightsChannel:
+        """The weights channel for flat buffers of ``nbytes``. BrokenChannelError if the run has
+        weights of another size.
+        """
 
 
 # Learning
@@ -223,8 +447,8 @@ class Policy(Protocol):
     """The actor's half of an algorithm. Never constructs an optimiser.
 
     It may have ``on_arrays(num_envs)`` beside the methods here: an `ArrayStep`, which follows
-    `load` as `act` does and gives the same up to rounding, or None where that would not be quicker.
-    A rollout asks for it once, when it is made, and then steps with it.
+    `load` as `act` does and gives the same up to rounding, or None where that would not be faster.
+    A rollout calls it once, when it is made, and then steps with it.
     """
 
     table: WeightsTable
@@ -248,7 +472,7 @@ class Policy(Protocol):
         noise: torch.Tensor | None,
         mask: torch.Tensor | None = None,
     ) -> ActorStep:
-        """Choose actions. ``observation``: {leaf: [N, ...]} as stored (uint8 stays uint8). No
+        """Choose actions. ``observation``: {leaf: [N, ...]} as stored (uint8 stays uint8). Without
         noise: the most probable action.
         """
 
@@ -256,36 +480,36 @@ class Policy(Protocol):
         """What `AlgorithmSettings.recorded` names, once per trajectory: [T, N, P], [T, N, *stored]
         -> {name: [T, N]}.
 
-        Of actor-critic algorithms, ``log_prob``: log-probabilities of the stored actions.
+        For actor-critic algorithms, ``log_prob``: log-probabilities of the stored actions.
         """
 
     def place(self, index: int, count: int) -> None:
-        """Which actor of how many rolls out next, for those that explore differently. Told before
-        every trajectory.
+        """Actor ``index`` of ``count`` rolls out next, for policies that explore differently per
+        actor. Called before every trajectory.
 
-        The actors of a host take turns with one policy, so it keeps nothing of a trajectory but
-        what `act` gives and is given.
+        The actors of a host take turns with one policy, so the policy keeps nothing of a trajectory
+        except what `act` takes and gives.
         """
 
 
 @runtime_checkable
 class ActsInBfloat16(Protocol):
-    """A `Policy` that can do what ``actors.precision = "bf16"`` asks for."""
+    """A `Policy` that supports ``actors.precision = "bf16"``."""
 
     def act_in_bfloat16(self) -> None:
-        """Compute `Policy.act` in bfloat16 from now on; what it gives stays float32. Called once,
+        """Compute `Policy.act` in bfloat16 from now on; its results stay float32. Called once,
         before a rollout has the policy.
         """
 
 
 @runtime_checkable
 class NamesParameters(Protocol):
-    """A `Policy` that can say what its parameters are. ``tianflow export`` asks; those of others
-    are called ``parameters`` there.
+    """A `Policy` that names its parameters for ``tianflow export``. Those of other policies are
+    called ``parameters`` there.
     """
 
     def named(self, parameters: torch.Tensor) -> Tree:
-        """What ``parameters`` [N, P] consist of: {name: [N, ...]}, e.g. ``logits``."""
+        """The parts of ``parameters`` [N, P]: {name: [N, ...]}, e.g. ``logits``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +534,8 @@ class StepResult:
     finite: bool
     statistics: Mapping[str, float]
     priorities: NDArray[np.float32] | None = None
-    """[n], one for each item of a replayed batch; None if the algorithm has none, or nothing was
-    learned from the batch.
+    """[n], one for each item of a replayed batch; None if the algorithm has no priorities, or
+    learned nothing from the batch.
     """
 
 
@@ -337,7 +561,7 @@ class ReplayAlgorithm(Algorithm, Protocol):
     """The learner's half of an algorithm that learns from replay."""
 
     def set_settings(self, settings: AlgorithmSettings, updates: int) -> None:
-        """The settings in force, and how many updates were made, for what follows a schedule."""
+        """The settings in force, and the number of updates so far, for schedules."""
 
 
 class AlgorithmFactory(Protocol):
@@ -351,68 +575,167 @@ class AlgorithmFactory(Protocol):
     def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> Algorithm: ...
 
 
-# Control
+# Hosts
 # --------------------------------------------------------------------------------------------------
 
 
-class RunControl(Protocol):
-    """A run as the service, the CLI screen and the metrics see it. Called on the coordinator's
-    loop.
-    """
+class Ends(Protocol):
+    """The ends of the channels that the components of a host get, in any transport."""
+
+    def sender(self, holder: str) -> TrajectorySender: ...
+    def source(self) -> BatchSource: ...
+    def shard_end(self, index: int) -> ShardEnd:
+        """The end of replay shard ``index``."""
+
+    def weights_reader(self, nbytes: int) -> WeightsReader: ...
+    def weights_writer(self, nbytes: int) -> WeightsWriter: ...
+    async def newest_weights(self, version: Version) -> None:
+        """Wait until weights at least as new as ``version`` can be read."""
+
+    @property
+    def settings(self) -> SettingsReader: ...
+    @property
+    def events(self) -> EventPublisher: ...
+
+
+class HostReports(Protocol):
+    """What a host reports to the coordinator, in any transport."""
+
+    def component_started(self, name: str) -> None:
+        """A component works."""
+
+    def component_ended(self, name: str) -> None:
+        """A component has ended, as it was asked to, while the run continues."""
+
+    def report(self, statistics: Sequence[ComponentStatistics]) -> None:
+        """The newest numbers of components."""
+
+    def fail(self, error: RunError) -> None:
+        """The run cannot continue because of ``error``."""
+
+
+class LearnerPort(Protocol):
+    """The coordinator's way to the learner. BrokenChannelError once its host is gone."""
+
+    async def save(self, staged: Path) -> SavedState:
+        """Write the whole state, as of the next boundary, into ``staged``."""
+
+    async def rest(self) -> Version:
+        """Publish the newest version once the learner is at a boundary; it is held there."""
+
+
+class EvaluatorPort(Protocol):
+    """The coordinator's way to the evaluator. BrokenChannelError once its host is gone."""
+
+    async def evaluate(self, at_least: Version) -> Evaluation:
+        """Evaluate the newest version, which is ``at_least`` this one."""
+
+
+class HostHandle(Protocol):
+    """A running host, as the supervisor sees it."""
+
+    async def wait(self) -> str:
+        """Wait until the host is gone and cannot write any more. How it ended, in words."""
+
+    def ask_to_stop(self) -> None:
+        """Ask the host to flush and leave."""
+
+    def kill(self) -> None:
+        """End the host now."""
+
+    def reconcile(self, host: HostSpec) -> None:
+        """Run exactly the components of ``host``."""
+
+    @property
+    def started(self) -> bool:
+        """True once all its components work."""
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the last sign of life."""
+
+
+class HostProcess(Protocol):
+    """A process that runs a host, as its launcher started it."""
+
+    @property
+    def pid(self) -> int: ...
+    async def wait(self) -> int:
+        """Wait until the process, and every process of its group, is gone. Its exit status, or
+        minus the signal that ended it.
+        """
+
+    def kill(self) -> None:
+        """Kill the process and its group, stopped or not. Does nothing once it is gone."""
+
+
+# Launching
+# --------------------------------------------------------------------------------------------------
+
+
+class HostInbox(HostReports, EventPublisher, Protocol):
+    """Where a launcher delivers what the hosts of a run report."""
+
+    def events_lost(self, count: int) -> None:
+        """``count`` events were lost on their way here."""
+
+    def episodes_finished(self, holder: str, episodes: Sequence[Episode]) -> None:
+        """Episodes ended in a committed trajectory."""
+
+    def register_learner(self, port: LearnerPort) -> None:
+        """The learner is reached by ``port``, until its host is lost."""
+
+    def register_evaluator(self, port: EvaluatorPort) -> None:
+        """The evaluator is reached by ``port``, until its host is lost."""
+
+    def shard_opened(self, index: int, incarnation: int, port: ShardPort) -> None:
+        """A replay shard works, in this incarnation of its host."""
+
+    def shard_answered(self, index: int, incarnation: int, answer: ShardAnswer) -> None:
+        """A replay shard has answered a request."""
+
+
+HostStarter: TypeAlias = Callable[["HostSpec", int], Awaitable[HostHandle]]
+"""Starts a host. The number is its incarnation: how often the run has started it before."""
+
+
+class RunView(Protocol):
+    """What a launcher may use of a run."""
 
     id: str
-    directory: Path
-    events: Broadcast
-    sinks: dict[str, SinkStatistics]
-    """By name; whoever feeds them counts here."""
 
     @property
-    def config(self) -> Config:
-        """Settings in force, live changes included."""
-
+    def inbox(self) -> HostInbox: ...
     @property
-    def generation(self) -> int:
-        """Generation of the settings in force."""
-
+    def settings(self) -> SettingsReader: ...
     @property
-    def state(self) -> str: ...
-    @property
-    def alive(self) -> bool:
-        """True while the coordinator's own tick is young."""
+    def exchange(self) -> Exchange: ...
+    async def plan_host(self, host: HostSpec, incarnation: int) -> HostPlan:
+        """What ``host`` builds its components from, if it starts now."""
 
-    def statistics(self) -> RunStatistics: ...
-    def change(self, changes: Mapping[str, Mapping[str, object]], *, source: str) -> int:
-        """Put live settings in force, whole or not at all, by section; audited. The new generation.
-
-        Raises:
-            ConfigError: a value or key is refused; nothing changed.
-            StateConflictError: the run has ended or is ending.
+    async def run(self, start_host: HostStarter) -> None:
+        """Run until the end. ``start_host`` starts one host; it is called for every host of the
+        program, and again for each one that dies.
         """
 
-    def pause(self, *, source: str) -> str:
-        """Actions answer the state they lead to; repeating one is not an error. StateConflictError
-        after the end.
-        """
 
-    def resume(self, *, source: str) -> str: ...
-    def drain(self, *, source: str) -> str: ...
-    def stop(self, *, source: str) -> str: ...
-    def request_checkpoint(self, *, source: str) -> str: ...
-    @property
-    def audited(self) -> int:
-        """How many changes and actions there were in this process, those that `audit` no longer has
-        included.
-        """
+class Launcher(Protocol):
+    """Runs the hosts of a program. An entry point of ``tianflow.launchers`` names its class, which
+    is called without arguments.
+    """
 
-    def audit(self) -> Sequence[Mapping[str, object]]:
-        """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new.
-        The file has all of them.
-        """
+    capabilities: LauncherCapabilities
 
-    async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
-        """A page of all changes and actions, those before a resume included. See
-        `tianflow.rundir.audit_log.read_page`.
-        """
+    def prepare(self) -> None:
+        """Import what is slow to import. Called before a loop runs."""
 
-    def checkpoints(self) -> Sequence[Mapping[str, object]]:
-        """Checkpoints on disk, newest first: name, version, env_steps, bytes, created."""
+    def slots(
+        self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None
+    ) -> SlotOwner:
+        """Make the memory of slots. ``draws``: with replay, the layout of a draw."""
+
+    async def launch(self, run: RunView, slots: Any) -> None:
+        """Run ``run`` to its end, with hosts of this launcher and the ``slots`` that it made.
+
+        When it returns, or is cancelled, no process, task or socket of a host is left.
+        """

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.lib import child
-from tianflow.channels.codec import decode_grant
-from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.link import Link, socket_pair
+from tianflow.channels.messages import BatchReady, Granted
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Field, Settlement, Trajectory, TrajectoryLayout, Version
@@ -57,11 +57,8 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
     """Run the actor's end: fill each granted slot, stamp it, and commit it."""
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
 
-    def handle(message: Message) -> None:
-        if message[0] == "grant":
-            sender.grant(decode_grant(message[2]))
-        else:
-            sender.grant(None)
+    def handle(message: object) -> None:
+        sender.grant(message.grant if isinstance(message, Granted) else None)
 
     link = Link(end=end, handle=handle, closed=lambda: sender.close())  # noqa: PLW0108 - the sender is made later
     sender = LinkTrajectorySender(
@@ -86,9 +83,14 @@ async def receive(
     """Run the learner's end: take ``count`` batches of one, copy each out, and time the arrival,
     the copy, and a plain copy.
     """
-    link = Link(
-        end=end, handle=lambda message: source.batch(message[1]), closed=lambda: source.batch(None)
-    )
+
+    def handle(message: object) -> None:
+        if isinstance(message, BatchReady):
+            source.batch(*message)
+        else:
+            source.end()
+
+    link = Link(end=end, handle=handle, closed=lambda: source.end())  # noqa: PLW0108 - as above
     source = LinkBatchSource(link=link, arena=shared.arena)
     source.opened(Version(1, 0))
     target, private = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
@@ -114,10 +116,11 @@ def _timed(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> int:
 
 
 def _serve_one(exchange: Exchange, end: socket.socket, closed: Callable[[], None]) -> Link:
-    link = Link(end=end, handle=lambda message: handlers[message[0]](*message[1:]), closed=closed)
-    handlers = ServedExchange(
-        exchange=exchange, send=link.send, push=link.push, on_episodes=lambda *_: None
-    ).handlers
+    def handle(message: object) -> None:
+        handlers[type(message)](message)
+
+    link = Link(end=end, handle=handle, closed=closed)
+    handlers = ServedExchange(exchange=exchange, link=link, on_episodes=lambda *_: None).handlers
     return link
 
 

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from benchmarks.lib import child
 from benchmarks.workers import carriers
 from benchmarks.workers.relay import through
-from tianflow.channels.codec import decode_grant
-from tianflow.channels.link import Link, Message
+from tianflow.channels.link import Link
+from tianflow.channels.messages import BatchReady, Granted
 from tianflow.channels.shm import SharedArena
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
@@ -62,8 +62,8 @@ class Sender:
             link=self.link, arena=shared.arena, holder="actor-0", announce=lambda _: None
         )
 
-    def _handle(self, message: Message) -> None:
-        self._sender.grant(decode_grant(message[2]) if message[0] == "grant" else None)
+    def _handle(self, message: object) -> None:
+        self._sender.grant(message.grant if isinstance(message, Granted) else None)
 
     def _closed(self) -> None:
         self._sender.close()
@@ -134,8 +134,8 @@ class Receiver:
     ) -> None:
         self.link = Link(
             end=end,
-            handle=lambda message: self._source.batch(message[1]),
-            closed=lambda: self._source.batch(None),
+            handle=self._handle,
+            closed=lambda: self._source.end(),  # noqa: PLW0108 - made below
         )
         self._source = LinkBatchSource(link=self.link, arena=shared.arena)
         self._source.opened(Version(1, 0))
@@ -145,6 +145,12 @@ class Receiver:
         self._target = np.zeros((limits.batch, nbytes), np.uint8)
         self._batch = list(self._target[:, :sent])
         self._ahead = self._pull()
+
+    def _handle(self, message: object) -> None:
+        if isinstance(message, BatchReady):
+            self._source.batch(*message)
+        else:
+            self._source.end()
 
     def _pull(self) -> Coroutine[Any, Any, Batch]:
         return self._source.next_batch(Version(1, self._number))

@@ -73,7 +73,9 @@ async def watch(config: Path, overrides: Sequence[str], window: Window, runs: Pa
         await asyncio.sleep(window.seconds)
         after = run.control.statistics()
         if run.control.state in ENDED:
-            raise RuntimeError(f"the run ended before the window did: {run.control.end_reason}")
+            raise RuntimeError(
+                f"the run ended before the window did: {run.run.lifecycle.end_reason}"
+            )
     return between(before, after)
 
 

@@ -162,11 +162,13 @@ async def window(run: RunHandle, seconds: float) -> dict[str, Any]:
 
 
 async def _update(run: RunHandle) -> None:
-    ledger = run.control.exchange.ledger
+    ledger = run.run.exchange.ledger
     version = ledger.version
     while ledger.version == version:
         if run.control.state in ENDED:
-            raise RuntimeError(f"the run ended before the window did: {run.control.end_reason}")
+            raise RuntimeError(
+                f"the run ended before the window did: {run.run.lifecycle.end_reason}"
+            )
         await asyncio.sleep(0.001)
 
 

@@ -22,6 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,8 @@ from numpy.typing import NDArray
 from benchmarks.lib import child
 from benchmarks.workers import bare_loops
 from benchmarks.workers.relay import failing
-from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.link import Link, socket_pair
+from tianflow.channels.messages import VersionPublished, message
 from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.core.payloads import Version
 from tianflow.hosts import event_loop as loops
@@ -41,6 +43,14 @@ of a reader that does not read.
 """
 
 
+@message
+class VersionRead(NamedTuple):
+    """A reader had ``version``, at ``time_ns`` (monotonic)."""
+
+    version: Version
+    time_ns: int
+
+
 async def read(end: socket.socket, memory: SharedMemory, nbytes: int) -> None:
     """Run a reader: copy each announced version, and report the time at which the copy was
     complete.
@@ -48,10 +58,11 @@ async def read(end: socket.socket, memory: SharedMemory, nbytes: int) -> None:
     over = asyncio.Event()
     weights, flat = SharedWeights(memory=memory, nbytes=nbytes), np.zeros(nbytes, np.uint8)
 
-    def handle(message: Message) -> None:
-        weights.announce(Version(*message))
+    def handle(message: object) -> None:
+        assert isinstance(message, VersionPublished)
+        weights.announce(message.version)
         version = weights.read_into(flat)
-        link.send(*version, time.monotonic_ns())
+        link.send(VersionRead(version, time.monotonic_ns()))
 
     link = Link(end=end, handle=handle, closed=over.set)
     await over.wait()
@@ -74,10 +85,11 @@ class Readers:
             for reader, end in enumerate(ends)
         ]
 
-    def _make_handle(self, reader: int) -> Callable[[Message], None]:
-        def handle(message: Message) -> None:
-            had = self._had.setdefault(message[1], {})
-            had[reader] = message[2]
+    def _make_handle(self, reader: int) -> Callable[[object], None]:
+        def handle(message: object) -> None:
+            assert isinstance(message, VersionRead)
+            had = self._had.setdefault(message.version.number, {})
+            had[reader] = message.time_ns
             if len(had) == len(self._links):
                 self._all.set()
 
@@ -87,7 +99,7 @@ class Readers:
         """Announce ``version`` to every reader."""
         self._all.clear()
         for link in self._links:
-            link.send(*version)
+            link.send(VersionPublished(version))
 
     async def last_had(self, version: Version) -> int:
         """Wait until all readers have ``version``. Return the last one's time, in monotonic

@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.worlds import FIRST, small_layout, tickets
 from tianflow.channels import shm
 from tianflow.channels.arena import arena_nbytes
-from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.link import Link, socket_pair
 from tianflow.channels.memory import heap_arena
 from tianflow.channels.shm import (
     BUFFERS,
@@ -388,15 +388,12 @@ async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gi
     ours, theirs = socket_pair()
     gone = asyncio.Event()
 
-    def handle(message: Message) -> None:
-        served.handlers[message[0]](*message[1:])
+    def handle(message: object) -> None:
+        served.handlers[type(message)](message)
 
     link = Link(end=ours, handle=handle, closed=gone.set)
     served = ServedExchange(
-        exchange=exchange,
-        send=link.send,
-        push=link.push,
-        on_episodes=lambda _, ended: episodes.extend(ended),
+        exchange=exchange, link=link, on_episodes=lambda _, ended: episodes.extend(ended)
     )
     child = await asyncio.to_thread(start, "act", shared.memory.fd, 4, theirs.fileno())
     theirs.close()
@@ -432,7 +429,7 @@ async def test_a_settlement_and_the_next_pull_are_one_packet() -> None:
             unpacker = msgpack.Unpacker()
             unpacker.feed(theirs.recv(2**16))
             packets.append([message[0] for message in unpacker])
-    assert [["settle", "pull"]] == packets
+    assert [["Settlement", "PullBatch"]] == packets
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     link.close()

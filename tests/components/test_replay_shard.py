@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from tianflow.core.payloads import (
 )
 from tianflow.errors import WouldBlock
 from tianflow.exchange.replay_exchange import ReplayExchange
-from tianflow.exchange.shards import ShardEnd, answers
+from tianflow.exchange.shards import ShardEnd
 from tianflow.hosts.compute import Compute
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
@@ -88,7 +89,7 @@ class Place:
         shard: Shard | None = None,
         *,
         seed: int = 0,
-        answer: Callable[..., None] | None = None,
+        answer: Callable[[Any], None] | None = None,
         slots: Any = None,
     ) -> None:
         self.slots: Arena
@@ -99,7 +100,7 @@ class Place:
         self.end = ShardEnd(
             slots=self.slots,
             draws=self.draws,
-            answer=answer or (lambda *words: self.said.append(words)),
+            answer=answer or (lambda message: self.said.append(words(message))),
         )
         self.component = ReplayShard(
             name="replay-0",
@@ -136,6 +137,11 @@ def write(
     arrays["state/h"][:] = arrays["action"][:, :, None]
 
 
+def words(message: Any) -> tuple[Any, ...]:
+    """The name and the fields of an answer."""
+    return (type(message).__name__, *message)
+
+
 def held(answer: tuple[Any, ...]) -> tuple[int, int]:
     """Items in the shard, and removed items."""
     return answer[-1][0], answer[-1][4]
@@ -148,7 +154,7 @@ def held(answer: tuple[Any, ...]) -> tuple[int, int]:
 def test_a_stored_trajectory_completes_the_windows_that_end_in_it() -> None:
     place = Place()
     name, ticket, items, _ = place.store(0)
-    assert ("stored", 0, (T - LENGTH + 1) * N) == (name, ticket, items)
+    assert ("Stored", 0, (T - LENGTH + 1) * N) == (name, ticket, items)
     assert T * N == place.store(1)[2]  # also windows that began in the trajectory before
     assert ((2 * T - 1) * N, 0) == held(place.said[-1])
 
@@ -159,7 +165,7 @@ def test_a_part_of_a_draw_fills_its_columns_and_no_other() -> None:
     views = place.draws.views(1)
     for array in views.values():
         array[...] = 1 if array.dtype == bool else 77
-    assert ("drawn", 5, 3) == place.do(DrawPart(5, 1, 2, 3, -1))[:3]
+    assert ("Drawn", 5, 3) == place.do(DrawPart(5, 1, 2, 3, -1))[:3]
     part = slice(2, 5)
     action = views["action"][:, part]
     assert (action[1] == action[0] + N).all()
@@ -179,13 +185,13 @@ def test_items_older_than_the_request_allows_are_removed_first() -> None:
     place.store(1, version=4)
     assert 0 < place.do(DrawPart(0, 0, 0, DRAWN, 4))[2]
     assert {4} == set(place.draws.views(0)["version"].tolist())
-    assert ("drawn", 1, 0) == place.do(DrawPart(1, 0, 0, DRAWN, 5))[:3]
+    assert ("Drawn", 1, 0) == place.do(DrawPart(1, 0, 0, DRAWN, 5))[:3]
     assert ((0, (2 * T - 1) * N)) == held(place.said[-1])
 
 
 def test_a_request_for_more_draws_than_are_left_is_answered_with_0() -> None:
     place = Place(make_shard(max_samples=1))
-    assert ("drawn", 0, 0) == place.do(DrawPart(0, 0, 0, 1, -1))[:3]
+    assert ("Drawn", 0, 0) == place.do(DrawPart(0, 0, 0, 1, -1))[:3]
     place.store(0)
     assert 5 == place.do(DrawPart(1, 0, 0, 5, -1))[2]
     answer = place.do(DrawPart(2, 0, 0, 5, -1))
@@ -280,12 +286,12 @@ def test_its_items_can_be_saved_and_a_path_that_cannot_be_written_is_reported(
 ) -> None:
     place = Place()
     place.store(0)
-    name, sha256, nbytes, _ = place.do(SaveItems(str(tmp_path / "replay-0.safetensors")))
-    assert ("kept", 64) == (name, len(sha256))
-    assert (tmp_path / "replay-0.safetensors").stat().st_size == nbytes
-    assert ("kept", "", 0) == place.do(
+    name, file, _ = place.do(SaveItems(str(tmp_path / "replay-0.safetensors")))
+    assert ("ItemsSaved", 64) == (name, len(file.sha256))
+    assert (tmp_path / "replay-0.safetensors").stat().st_size == file.nbytes
+    assert ("ItemsSaved", None) == place.do(
         SaveItems(str(tmp_path / "nowhere" / "replay-0.safetensors"))
-    )[:3]
+    )[:2]
 
 
 @pytest.mark.asyncio
@@ -293,8 +299,8 @@ async def test_it_answers_requests_in_order_until_it_is_cancelled() -> None:
     started, answered = asyncio.Event(), asyncio.Event()
     said: list[tuple[Any, ...]] = []
 
-    def answer(*words: Any) -> None:
-        said.append(words)
+    def answer(message: Any) -> None:
+        said.append(words(message))
         if len(said) == 2:
             answered.set()
 
@@ -307,7 +313,7 @@ async def test_it_answers_requests_in_order_until_it_is_cancelled() -> None:
     place.end.ask(DropItems(""))
     async with asyncio.timeout(5.0):
         await answered.wait()
-    assert ["stored", "dropped"] == [words[0] for words in said]
+    assert ["Stored", "Dropped"] == [answer[0] for answer in said]
     assert (8, 0) == held(said[1])
     await asyncio.sleep(0)
     assert "waiting:request" == place.component.statistics().time.current
@@ -323,8 +329,8 @@ async def test_priorities_and_the_next_draw_share_one_turn_of_the_thread_and_eac
     started, answered = asyncio.Event(), asyncio.Event()
     said: list[tuple[Any, ...]] = []
 
-    def answer(*words: Any) -> None:
-        said.append(words)
+    def answer(message: Any) -> None:
+        said.append(words(message))
         if len(said) == 4:
             answered.set()
 
@@ -347,7 +353,7 @@ async def test_priorities_and_the_next_draw_share_one_turn_of_the_thread_and_eac
         place.end.ask(request)
     async with asyncio.timeout(5.0):
         await answered.wait()
-    assert ["prioritised", "drawn", "stored", "dropped"] == [words[0] for words in said]
+    assert ["Prioritised", "Drawn", "Stored", "Dropped"] == [answer[0] for answer in said]
     assert [[back, draw], [store], [DropItems("")]] == turns
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -384,7 +390,7 @@ class Several:
             place = Place(
                 make_shard(200, alpha=alpha),
                 seed=seed + index,
-                answer=answers(self.exchange, index, 0),
+                answer=partial(self.exchange.shard_answered, index, 0),
                 slots=self.arenas,
             )
             self.places.append(place)

@@ -30,16 +30,16 @@ async def test_a_checkpoint_that_is_cancelled_leaves_nothing_staged(
             await asyncio.Event().wait()
 
     learner: Any = Learner()
-    keeper = CheckpointManager(
+    manager = CheckpointManager(
         directory=tmp_path,
         keep=2,
         disk=disk,
         resumed=None,
         learner=lambda: learner,
         manifest=lambda _: {},
-        keep_replay=None,
+        save_replay=None,
     )
-    stage, staging = keeper._store.stage, threading.Event()
+    stage, staging = manager._store.stage, threading.Event()
 
     def staged() -> Path:
         path = stage()
@@ -47,9 +47,9 @@ async def test_a_checkpoint_that_is_cancelled_leaves_nothing_staged(
         goes_on.wait()
         return path
 
-    keeper._store.stage = staged  # type: ignore[method-assign]
+    manager._store.stage = staged  # type: ignore[method-assign]
     busy = disk.submit(goes_on.wait) if when == "waiting for the disk" else None
-    saving = asyncio.create_task(keeper.save())
+    saving = asyncio.create_task(manager.save())
     await asyncio.sleep(0)
     if busy is None:
         await asyncio.to_thread(staging.wait)
@@ -79,19 +79,19 @@ async def test_a_checkpoint_that_is_asked_for_many_times_is_written_once_after_t
             raise CheckpointError("it is only counted")
 
     learner: Any = Learner()
-    keeper = CheckpointManager(
+    manager = CheckpointManager(
         directory=tmp_path,
         keep=2,
         disk=disk,
         resumed=None,
         learner=lambda: learner,
         manifest=lambda _: {},
-        keep_replay=None,
+        save_replay=None,
     )
-    under_way = asyncio.create_task(keeper.save())
+    under_way = asyncio.create_task(manager.save())
     asked = [
         asyncio.create_task(saving)
-        for saving in [keeper.ask() for _ in range(100)]
+        for saving in [manager.request() for _ in range(100)]
         if saving is not None
     ]
     assert 1 == len(asked)
@@ -100,7 +100,7 @@ async def test_a_checkpoint_that_is_asked_for_many_times_is_written_once_after_t
     goes_on.set()
     await asyncio.gather(under_way, *asked)
     assert [0, 1] == begun
-    again = keeper.ask()
+    again = manager.request()
     assert again is not None, "it has begun: whoever asks now means what is learned from now on"
     await again
     assert [0, 1, 2] == begun

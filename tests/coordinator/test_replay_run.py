@@ -4,7 +4,8 @@ settings, readiness.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,16 @@ from tests.coordinator.test_run import (
     until,
 )
 from tests.coordinator.test_run import World as PlainWorld
+from tianflow.channels.messages import Dropped, ShardAnswer, Stored
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.coordinator import supervisor as supervising
 from tianflow.core.payloads import DropItems, Holdings, ShardRequest, StoreTrajectory
-from tianflow.core.program import HostSpec
+from tianflow.core.program import HostSpec, LauncherCapabilities
 from tianflow.errors import ConfigError
 from tianflow.exchange.replay_exchange import ReplayExchange
-from tianflow.launchers.inline import HeapSlots
+from tianflow.launchers.inline import InlineLauncher
 from tianflow.planning.layouts import draw_layout, trajectory_layout
 
 REPLAY: Mapping[str, Any] = {
@@ -68,7 +70,8 @@ class ReplayWorld(PlainWorld):
     def __init__(self, directory: Path, settings: Config) -> None:
         assert SPEC is not None
         layout = trajectory_layout(settings, SPEC)
-        slots = HeapSlots(config=settings, layout=layout, draws=draw_layout(settings, SPEC))
+        draws = draw_layout(settings, SPEC)
+        slots = InlineLauncher().slots(config=settings, layout=layout, draws=draws)
         self.run = Run(
             run_id="run",
             directory=directory,
@@ -76,13 +79,17 @@ class ReplayWorld(PlainWorld):
             spec=SPEC,
             layout=layout,
             slots=slots,
+            capabilities=LauncherCapabilities(),
         )
         self.hosts: dict[str, FakeHost] = {}
         self.learner, self.evaluator = FakeLearner(), FakeEvaluator()
         self.learner.is_held = lambda: self.run.settings.value.hold_learner
         self.working = True
         self.starts = []
-        self.answers: dict[str, list[Any]] = {"replay-0": [], "replay-1": []}
+        self.answers: dict[str, list[Callable[[ShardAnswer], None]]] = {
+            "replay-0": [],
+            "replay-1": [],
+        }
         self.asked: dict[str, list[ShardRequest]] = {}
 
     async def start(self, spec: HostSpec, incarnation: int) -> FakeHost:
@@ -91,10 +98,10 @@ class ReplayWorld(PlainWorld):
             asked: list[ShardRequest] = []
             self.asked[spec.name] = asked
             self.answers[spec.name].append(
-                self.run.reception.shard_answers(shard.index, incarnation)
+                partial(self.run.inbox.shard_answered, shard.index, incarnation)
             )
-            self.run.reception.shard_opened(shard.index, incarnation, Port(asked))
-            self.answers[spec.name][-1]("dropped", list(Holdings()))
+            self.run.inbox.shard_opened(shard.index, incarnation, Port(asked))
+            self.answers[spec.name][-1](Dropped(Holdings()))
         return await super().start(spec, incarnation)
 
     @property
@@ -108,9 +115,7 @@ class ReplayWorld(PlainWorld):
             request for request in self.asked[name] if isinstance(request, StoreTrajectory)
         ]:
             self.asked[name].remove(request)
-            self.answers[name][-1](
-                "stored", request.ticket, items, list(Holdings(items, float(items)))
-            )
+            self.answers[name][-1](Stored(request.ticket, items, Holdings(items, float(items))))
 
 
 class Port:
@@ -138,7 +143,7 @@ async def test_a_shard_that_dies_loses_what_it_held_and_its_next_life_hears_noth
         assert 64 == world.replay.limiter.statistics().size
         world.hosts["replay-0"].kill()
         await until(lambda: len(world.answers["replay-0"]) == 2)
-        statistics = world.run.statistics()
+        statistics = world.run.control.statistics()
         assert {"shard_lost": 1} == statistics.ledger.dropped
         assert {("replay-0", "died"): 1} == statistics.restarts
         assert 0 == world.replay.limiter.statistics().size
@@ -150,7 +155,7 @@ async def test_a_shard_that_dies_loses_what_it_held_and_its_next_life_hears_noth
             for request in world.asked["replay-0"]
             if isinstance(request, StoreTrajectory)
         )
-        world.answers["replay-0"][0]("stored", ticket, 64, list(Holdings(64, 64.0)))
+        world.answers["replay-0"][0](Stored(ticket, 64, Holdings(64, 64.0)))
         assert before == world.replay.replay_statistics()
         world.stored("replay-0", 64)
         assert 64 == world.replay.limiter.statistics().size
@@ -163,19 +168,22 @@ async def test_a_run_with_replay_leaves_checkpoints_with_and_without_a_ratio(
 ) -> None:
     world = ReplayWorld(tmp_path, apex(samples_per_insert=samples_per_insert))
     async with going(world):
-        assert await soon(world.run.keeper.save())
-        assert 0 == world.run.statistics().checkpoint.failures
+        assert await soon(world.run.checkpoints.save())
+        assert 0 == world.run.control.statistics().checkpoint.failures
 
 
 @pytest.mark.asyncio
 async def test_a_run_without_a_shard_that_works_is_not_ready(tmp_path: Path) -> None:
     world = ReplayWorld(tmp_path, APEX)
     async with going(world):
-        assert (True, ()) == world.run.ready()
+        assert (True, ()) == world.run.snapshot.ready()
         world.replay.shard_lost(0)
-        assert (True, ()) == world.run.ready()
+        assert (True, ()) == world.run.snapshot.ready()
         world.replay.shard_lost(1)
-        assert (False, ("no replay shard is up: nothing is stored or drawn",)) == world.run.ready()
+        assert (
+            False,
+            ("no replay shard is up: nothing is stored or drawn",),
+        ) == world.run.snapshot.ready()
 
 
 @pytest.mark.asyncio
@@ -187,8 +195,8 @@ async def test_what_a_lost_learner_leaves_behind_stays_in_replay(tmp_path: Path)
         await until(lambda: world.run.exchange.ledger.version.lineage == 2)
         world.stored("replay-0", 64)
         assert (1, {}) == (
-            world.run.statistics().ledger.inserted,
-            world.run.statistics().ledger.dropped,
+            world.run.control.statistics().ledger.inserted,
+            world.run.control.statistics().ledger.dropped,
         )
         assert 64 == world.replay.limiter.statistics().size
 
@@ -199,7 +207,7 @@ async def test_a_changed_ratio_is_in_force_at_once_and_one_that_cannot_work_chan
 ) -> None:
     world = ReplayWorld(tmp_path, APEX)
     async with going(world):
-        world.run.change(
+        world.run.control.change(
             {"replay": {"samples_per_insert": 1.0, "error_buffer": 300.0}}, source="test"
         )
         limits = world.replay.limiter.limits
@@ -209,9 +217,9 @@ async def test_a_changed_ratio_is_in_force_at_once_and_one_that_cannot_work_chan
             limits.max_diff,
         )
         with pytest.raises(ConfigError, match="wait for each other for ever"):
-            world.run.change({"replay": {"error_buffer": 1.0}}, source="test")
+            world.run.control.change({"replay": {"error_buffer": 1.0}}, source="test")
         assert limits == world.replay.limiter.limits
-        world.run.change({"balance": {"max_staleness": 9}}, source="test")
+        world.run.control.change({"balance": {"max_staleness": 9}}, source="test")
         await until(lambda: world.run.exchange.ledger.limits.max_staleness == 9)
         assert limits == world.replay.limiter.limits
 
@@ -221,7 +229,7 @@ async def test_a_stop_leaves_nothing_open_and_calls_no_shard_lost(tmp_path: Path
     world = ReplayWorld(tmp_path, APEX)
     async with going(world) as task:
         world.commit()
-        world.run.stop(source="test")
+        world.run.control.stop(source="test")
         await task
-        ledger = world.run.statistics().ledger
+        ledger = world.run.control.statistics().ledger
         assert (0, {"stopped": 1}) == (ledger.open, ledger.dropped)

@@ -23,7 +23,7 @@ from tianflow.coordinator import supervisor as supervising
 from tianflow.coordinator.balancer import make_controllers
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import Episode, Evaluation, SavedState, Settlement, Trajectory, Version
-from tianflow.core.program import HostSpec
+from tianflow.core.program import HostSpec, LauncherCapabilities
 from tianflow.core.statistics import ComponentStatistics, StateClock, TimeShares
 from tianflow.errors import (
     BrokenChannelError,
@@ -32,7 +32,7 @@ from tianflow.errors import (
     RunError,
     StateConflictError,
 )
-from tianflow.launchers.inline import HeapSlots
+from tianflow.launchers.inline import InlineLauncher
 from tianflow.planning.validation import require_valid
 from tianflow.rundir.checkpoints import CheckpointStore, write_state
 
@@ -137,7 +137,7 @@ class World:
         layout = make_layout(
             SPEC, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False
         )
-        slots = HeapSlots(config=config, layout=layout)
+        slots = InlineLauncher().slots(config=config, layout=layout)
         self.run = Run(
             run_id="run",
             directory=directory,
@@ -145,6 +145,7 @@ class World:
             spec=SPEC,
             layout=layout,
             slots=slots,
+            capabilities=LauncherCapabilities(),
             **options,
         )
         self.hosts: dict[str, FakeHost] = {}
@@ -156,11 +157,13 @@ class World:
     async def start(self, spec: HostSpec, incarnation: int) -> FakeHost:
         host = self.hosts[spec.name] = FakeHost(spec)
         if spec.name == "learner":
-            version, *rest = await self.run.keeper.next_start()
-            self.starts.append((version, *rest))  # type: ignore[arg-type]  # as the keeper gives it
-            self.learner.version, self.run.reception.learner_port = version, self.learner
+            plan = await self.run.plan_host(spec, incarnation)
+            version = plan.start
+            self.starts.append((version, plan.samples, plan.checkpoint))
+            self.learner.version = version
+            self.run.inbox.register_learner(self.learner)
         elif spec.name == "evaluator":
-            self.run.reception.evaluator_port = self.evaluator
+            self.run.inbox.register_evaluator(self.evaluator)
         if self.working:
             asyncio.get_running_loop().call_soon(self.work, spec)
         return host
@@ -170,11 +173,11 @@ class World:
         for component in spec.components:
             if component.name == "learner":
                 self.run.exchange.open_lineage(self.learner.version)
-            self.run.reception.component_started(component.name)
+            self.run.inbox.component_started(component.name)
             statistics = ComponentStatistics(
                 component.name, component.role, spec.name, StateClock("waiting:grant").read()
             )
-            self.run.reception.report(statistics)
+            self.run.inbox.report([statistics])
 
     def commit(self) -> None:
         """An actor commits one trajectory of 16 steps, with one episode."""
@@ -183,11 +186,11 @@ class World:
         (grant,) = given
         self.run.exchange.begin(grant.ticket, grant.version)
         self.run.exchange.commit(Trajectory(grant.ticket, grant.slot, 4, 16, grant.version))
-        self.run.reception.episodes_finished("actor-0", [Episode(9.0, 16)])
+        self.run.inbox.episodes_finished("actor-0", [Episode(9.0, 16)])
 
     @property
     def checkpoints(self) -> list[str]:
-        return [str(entry["name"]) for entry in self.run.checkpoints()]
+        return [str(entry["name"]) for entry in self.run.control.checkpoints()]
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
@@ -205,7 +208,7 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
 async def going(world: World, state: str = "running") -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(world.run.run(world.start))
     try:
-        await until(lambda: world.run.state == state or task.done())
+        await until(lambda: world.run.control.state == state or task.done())
         yield task
     finally:
         for host in world.hosts.values():
@@ -229,11 +232,14 @@ async def test_a_run_is_running_once_its_learner_and_an_actor_work(tmp_path: Pat
     world.working = False
     async with going(world, "starting"):
         await until(lambda: len(world.hosts) == 4)
-        assert (False, ("starting: waiting for learner and an actor",)) == world.run.ready()
+        assert (
+            False,
+            ("starting: waiting for learner and an actor",),
+        ) == world.run.snapshot.ready()
         world.work(world.hosts["learner"].spec)
-        assert (False, ("starting: waiting for an actor",)) == world.run.ready()
+        assert (False, ("starting: waiting for an actor",)) == world.run.snapshot.ready()
         world.work(world.hosts["actors-1"].spec)
-        assert ("running", (True, ())) == (world.run.state, world.run.ready())
+        assert ("running", (True, ())) == (world.run.control.state, world.run.snapshot.ready())
 
 
 async def test_a_pause_before_anything_works_holds_from_the_beginning(tmp_path: Path) -> None:
@@ -241,28 +247,28 @@ async def test_a_pause_before_anything_works_holds_from_the_beginning(tmp_path: 
     world.working = False
     async with going(world, "starting"):
         await until(lambda: len(world.hosts) == 4)
-        assert "paused" == world.run.pause(source="test")
+        assert "paused" == world.run.control.pause(source="test")
         for name in ("learner", "actors-0"):
             world.work(world.hosts[name].spec)
-        assert "paused" == world.run.state
+        assert "paused" == world.run.control.state
         given: list[Any] = []
         world.run.exchange.request_grant("actor-0", given.append)
         assert [] == given
-        assert "running" == world.run.resume(source="test")
-        assert ("running", 1) == (world.run.state, len(given))
+        assert "running" == world.run.control.resume(source="test")
+        assert ("running", 1) == (world.run.control.state, len(given))
 
 
 async def test_a_change_that_comes_while_the_disk_is_looked_at_is_not_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path)
-    opened = world.run.keeper.open
+    opened = world.run.checkpoints.open
 
     async def changed_meanwhile() -> None:
         await opened()
-        world.run.change({"actors": {"count": 1}}, source="test")
+        world.run.control.change({"actors": {"count": 1}}, source="test")
 
-    monkeypatch.setattr(world.run.keeper, "open", changed_meanwhile)
+    monkeypatch.setattr(world.run.checkpoints, "open", changed_meanwhile)
     async with going(world):
         await until(lambda: len(world.hosts) >= 3)
         await turns(20)
@@ -282,16 +288,16 @@ async def test_a_lost_actor_host_gives_its_tickets_back_and_sums_of_waiting_neve
         world.run.exchange.request_grant("actor-1", given.append)
         world.run.exchange.begin(given[0].ticket, FIRST)
         waiting = TimeShares({"waiting:grant": 1000.0}, "busy", time.monotonic())
-        world.run.reception.report(ComponentStatistics("actor-1", "actor", "actors-1", waiting))
-        assert world.run.roster.waiting_seconds()[1] >= 1000.0
+        world.run.inbox.report([ComponentStatistics("actor-1", "actor", "actors-1", waiting)])
+        assert world.run.registry.waiting_seconds()[1] >= 1000.0
         world.hosts["actors-1"].kill()
-        await until(lambda: world.run.statistics().restarts)
-        assert {"died": 1} == world.run.statistics().ledger.dropped
+        await until(lambda: world.run.control.statistics().restarts)
+        assert {"died": 1} == world.run.control.statistics().ledger.dropped
         assert (0, 0) == (
             world.run.exchange.ledger.credits_in_use,
-            world.run.statistics().ledger.quarantined_slots,
+            world.run.control.statistics().ledger.quarantined_slots,
         )
-        assert world.run.roster.waiting_seconds()[1] >= 1000.0
+        assert world.run.registry.waiting_seconds()[1] >= 1000.0
 
 
 async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_not_ready_until_it_works(
@@ -300,7 +306,7 @@ async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_no
     world = World(tmp_path)
     async with going(world):
         world.learner.version = Version(1, 40)
-        assert await soon(world.run.keeper.save())
+        assert await soon(world.run.checkpoints.save())
         world.learner.version = Version(1, 55)
         world.working = False
         world.hosts["learner"].kill()
@@ -309,12 +315,12 @@ async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_no
         assert (Version(2, 40), 7) == (version, samples)
         assert path is not None
         assert "v1-0000000040" == path.name
-        assert (False, ("the learner is gone and not yet back",)) == world.run.ready()
+        assert (False, ("the learner is gone and not yet back",)) == world.run.snapshot.ready()
         world.work(world.hosts["actors-0"].spec)
-        assert not await soon(world.run.keeper.save())  # nothing was learned since
-        assert (False, ("the learner is gone and not yet back",)) == world.run.ready()
+        assert not await soon(world.run.checkpoints.save())  # nothing was learned since
+        assert (False, ("the learner is gone and not yet back",)) == world.run.snapshot.ready()
         world.work(world.hosts["learner"].spec)
-        assert (True, ()) == world.run.ready()
+        assert (True, ()) == world.run.snapshot.ready()
 
 
 async def test_of_all_tickets_those_are_watched_that_were_begun(tmp_path: Path) -> None:
@@ -325,10 +331,10 @@ async def test_of_all_tickets_those_are_watched_that_were_begun(tmp_path: Path) 
         for actor in ("actor-0", "actor-1"):
             world.run.exchange.request_grant(actor, given.append)
         world.run.exchange.begin(given[1].ticket, FIRST)
-        assert world.run.staff._supervisor is not None
+        assert world.run.hosts._supervisor is not None
         assert [
             (given[1].ticket, given[1].slot, "actor-1")
-        ] == world.run.staff._supervisor._open_tickets()
+        ] == world.run.hosts._supervisor._open_tickets()
 
 
 @pytest.mark.parametrize(("silent_for", "ready"), [(2.0, True), (9.0, False)])
@@ -341,17 +347,17 @@ async def test_a_silent_host_makes_a_run_unready(
         assert (
             ready,
             () if ready else ("host 'learner' has said nothing for 9 s",),
-        ) == world.run.ready()
+        ) == world.run.snapshot.ready()
 
 
 async def test_a_run_without_a_living_actor_is_not_ready(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with going(world):
         for name in ("actor-0", "actor-1"):
-            world.run.reception.component_ended(name)
-        assert (False, ("no actor is alive",)) == world.run.ready()
-        world.run.change({"actors": {"count": 0}}, source="test")
-        assert (False, ("there are no actors: actors.count is 0",)) == world.run.ready()
+            world.run.inbox.component_ended(name)
+        assert (False, ("no actor is alive",)) == world.run.snapshot.ready()
+        world.run.control.change({"actors": {"count": 0}}, source="test")
+        assert (False, ("there are no actors: actors.count is 0",)) == world.run.snapshot.ready()
 
 
 async def test_a_change_is_kept_where_a_resumed_run_looks_for_it_before_any_checkpoint(
@@ -359,19 +365,19 @@ async def test_a_change_is_kept_where_a_resumed_run_looks_for_it_before_any_chec
 ) -> None:
     world = World(tmp_path)
     async with going(world):
-        world.run.change({"balance": {"max_staleness": 7}}, source="test")
+        world.run.control.change({"balance": {"max_staleness": 7}}, source="test")
     assert 7 == (await asyncio.to_thread(load_config, tmp_path / "config.toml")).bound
 
 
 async def test_a_pause_and_a_resting_learner_are_no_changes_of_settings(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with going(world):
-        world.run.pause(source="test")
-        world.run.resume(source="test")
-        await soon(world.run.judge.judge(hold=True))
-        assert 0 == world.run.statistics().settings_changes < world.run.generation
-        world.run.change({"weights": {"publish_interval_updates": 2}}, source="test")
-        assert 1 == world.run.statistics().settings_changes
+        world.run.control.pause(source="test")
+        world.run.control.resume(source="test")
+        await soon(world.run.evaluation.evaluate(hold=True))
+        assert 0 == world.run.control.statistics().settings_changes < world.run.control.generation
+        world.run.control.change({"weights": {"publish_interval_updates": 2}}, source="test")
+        assert 1 == world.run.control.statistics().settings_changes
 
 
 # No failure is lost
@@ -393,36 +399,43 @@ async def test_whatever_the_coordinator_itself_raises_ends_the_run_with_it(
         world.start = broken  # type: ignore[method-assign, assignment]  # that is the point
     async with going(world, "running" if what != "starting a host" else "failed") as task:
         if what == "a task":
-            world.run.life.go_on_with(broken())
+            world.run.lifecycle.run_in_background(broken())
         elif what == "the balancer":
             monkeypatch.setattr(world.run.balancer, "_observe", lambda _config: 1 / 0)
         await soon(task)
-    assert "failed" == world.run.state
-    assert world.run.first_error is not None
-    assert "ZeroDivision" in world.run.first_error.details
+    assert "failed" == world.run.control.state
+    assert world.run.lifecycle.first_error is not None
+    assert "ZeroDivision" in world.run.lifecycle.first_error.details
     assert "failed" == json.loads((tmp_path / "summary.json").read_text())["state"]
 
 
 async def test_the_first_error_is_the_one_that_stays(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with going(world) as task:
-        world.run.fail(RunError("actor-0", "the first"))
-        world.run.fail(RunError("actor-1", "the second"))
+        world.run.lifecycle.fail(RunError("actor-0", "the first"))
+        world.run.lifecycle.fail(RunError("actor-1", "the second"))
         await soon(task)
-    assert "actor-0: the first" == str(world.run.first_error) == world.run.end_reason
+    assert (
+        "actor-0: the first"
+        == str(world.run.lifecycle.first_error)
+        == world.run.lifecycle.end_reason
+    )
 
 
 async def test_an_error_amid_the_last_things_is_the_end_of_the_run(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with going(world) as task:
         world.learner.answers.clear()
-        world.run.stop(source="test")
+        world.run.control.stop(source="test")
         await until(lambda: world.learner.saves)
-        world.run.fail(RunError("learner", "out of memory"))
+        world.run.lifecycle.fail(RunError("learner", "out of memory"))
         world.learner.error = BrokenChannelError("gone")
         world.learner.answers.set()
         await soon(task)
-    assert ("failed", "learner: out of memory") == (world.run.state, str(world.run.first_error))
+    assert ("failed", "learner: out of memory") == (
+        world.run.control.state,
+        str(world.run.lifecycle.first_error),
+    )
 
 
 # Keeping
@@ -437,12 +450,12 @@ async def test_a_checkpoint_that_fails_is_counted_leaves_nothing_and_the_run_goe
 ) -> None:
     world = World(tmp_path)
     async with going(world):
-        assert await soon(world.run.keeper.save())
+        assert await soon(world.run.checkpoints.save())
         world.learner.error, world.learner.version = error, Version(1, 9)
-        assert not await soon(world.run.keeper.save())
-        statistics = world.run.statistics().checkpoint
+        assert not await soon(world.run.checkpoints.save())
+        statistics = world.run.control.statistics().checkpoint
         assert (2, 1) == (statistics.attempts, statistics.failures)
-        assert (["v1-0000000000"], "running") == (world.checkpoints, world.run.state)
+        assert (["v1-0000000000"], "running") == (world.checkpoints, world.run.control.state)
         await until(lambda: not list((tmp_path / "checkpoints").glob(".tmp-*")))
 
 
@@ -452,18 +465,18 @@ async def test_a_directory_that_cannot_be_written_into_is_a_failed_checkpoint(
     world = World(tmp_path)
     (tmp_path / "checkpoints").touch()
     async with going(world):
-        assert not await soon(world.run.keeper.save())
-        assert 1 == world.run.statistics().checkpoint.failures
-        assert "running" == world.run.state
+        assert not await soon(world.run.checkpoints.save())
+        assert 1 == world.run.control.statistics().checkpoint.failures
+        assert "running" == world.run.control.state
 
 
 async def test_a_summary_names_the_newest_checkpoint_on_disk(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with going(world):
-        assert world.run.summary()["checkpoint"] is None
+        assert world.run.snapshot.summary()["checkpoint"] is None
         world.learner.version = Version(1, 9)
-        assert await soon(world.run.keeper.save())
-        assert 9 == world.run.summary()["checkpoint"]
+        assert await soon(world.run.checkpoints.save())
+        assert 9 == world.run.snapshot.summary()["checkpoint"]
 
 
 async def test_nothing_that_cannot_be_written_keeps_a_run_from_ending_and_it_is_told(
@@ -476,9 +489,9 @@ async def test_nothing_that_cannot_be_written_keeps_a_run_from_ending_and_it_is_
     for name in ("summary.json", "audit.jsonl"):
         (tmp_path / name).mkdir()
     async with going(world) as task:
-        world.run.stop(source="test")
+        world.run.control.stop(source="test")
         await soon(task)
-    assert ("stopped", None) == (world.run.state, world.run.first_error)
+    assert ("stopped", None) == (world.run.control.state, world.run.lifecycle.first_error)
     assert ["a line of the audit cannot be written", "the summary cannot be written"] == told
 
 
@@ -487,11 +500,11 @@ async def test_checkpoints_that_a_slow_learner_keeps_waiting_do_not_pile_up(tmp_
     async with going(world):
         world.learner.answers.clear()
         await until(lambda: world.learner.saves)
-        await until(lambda: world.run.rounds.last_tick)
+        await until(lambda: world.run.periodic.last_tick)
         for _ in range(5):
-            tick = world.run.rounds.last_tick
-            await until(lambda tick=tick: world.run.rounds.last_tick != tick)
-        assert 1 == len(world.run.life.background)
+            tick = world.run.periodic.last_tick
+            await until(lambda tick=tick: world.run.periodic.last_tick != tick)
+        assert 1 == len(world.run.lifecycle.background)
 
 
 # Judging
@@ -503,7 +516,7 @@ async def test_the_learner_rests_while_its_newest_version_is_judged(tmp_path: Pa
     async with going(world):
         world.learner.version = Version(1, 30)
         world.evaluator.answers.clear()
-        judging = asyncio.create_task(world.run.judge.judge(hold=True))
+        judging = asyncio.create_task(world.run.evaluation.evaluate(hold=True))
         await until(lambda: world.evaluator.asked)
         assert ([Version(1, 30)], True) == (
             world.evaluator.asked,
@@ -512,7 +525,7 @@ async def test_the_learner_rests_while_its_newest_version_is_judged(tmp_path: Pa
         world.evaluator.answers.set()
         assert not await soon(judging)
         assert not world.run.settings.value.hold_learner
-        assert {"version": 30, "mean_return": 15.0, "episodes": 2} == world.run.judge.newest
+        assert {"version": 30, "mean_return": 15.0, "episodes": 2} == world.run.evaluation.newest
 
 
 @pytest.mark.parametrize(
@@ -524,13 +537,13 @@ async def test_an_evaluation_that_fails_lets_the_learner_go_on(
     world = World(tmp_path)
     async with going(world):
         world.evaluator.error = error
-        assert not await soon(world.run.judge.judge(hold=True, target=1.0))
+        assert not await soon(world.run.evaluation.evaluate(hold=True, target=1.0))
         assert (False, "running", {}) == (
             world.run.settings.value.hold_learner,
-            world.run.state,
-            world.run.judge.newest,
+            world.run.control.state,
+            world.run.evaluation.newest,
         )
-        assert 1 == world.run.statistics().evaluation_failures
+        assert 1 == world.run.control.statistics().evaluation_failures
 
 
 async def test_an_evaluation_that_hangs_costs_the_evaluator_and_lets_the_learner_go_on(
@@ -539,10 +552,10 @@ async def test_an_evaluation_that_hangs_costs_the_evaluator_and_lets_the_learner
     world = World(tmp_path, config(evaluation={"timeout_s": 0.05}))
     async with going(world):
         world.evaluator.answers.clear()
-        assert not await soon(world.run.judge.judge(hold=True))
+        assert not await soon(world.run.evaluation.evaluate(hold=True))
         assert not world.run.settings.value.hold_learner
-        await until(lambda: world.run.statistics().restarts)
-        assert {("evaluator", "env_hang"): 1} == world.run.statistics().restarts
+        await until(lambda: world.run.control.statistics().restarts)
+        assert {("evaluator", "env_hang"): 1} == world.run.control.statistics().restarts
 
 
 async def test_a_target_is_confirmed_by_an_evaluation_and_the_confirmed_version_is_what_is_saved(
@@ -551,12 +564,12 @@ async def test_a_target_is_confirmed_by_an_evaluation_and_the_confirmed_version_
     world = World(tmp_path, config(run={"target_return": 15.0}))
     async with going(world) as task:
         world.learner.version = Version(1, 30)
-        world.run.reception.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
+        world.run.inbox.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
         await soon(task)
     assert ("done", "target_return", True) == (
-        world.run.state,
-        world.run.end_reason,
-        world.run.target_reached,
+        world.run.control.state,
+        world.run.lifecycle.end_reason,
+        world.run.target.reached,
     )
     assert ([Version(1, 30)], ["v1-0000000030"]) == (world.evaluator.asked, world.checkpoints)
     assert world.run.settings.value.hold_learner
@@ -571,12 +584,12 @@ async def test_a_target_that_only_evaluations_reach_ends_the_run_once_the_newest
         world.learner.version = Version(1, 30)
         await soon(task)
     assert ("done", "target_return", True) == (
-        world.run.state,
-        world.run.end_reason,
-        world.run.target_reached,
+        world.run.control.state,
+        world.run.lifecycle.end_reason,
+        world.run.target.reached,
     )
     assert (Version(1, 30), 2) == (world.evaluator.asked[-1], len(world.evaluator.asked))
-    assert world.run.statistics().time_to_target_s is not None
+    assert world.run.control.statistics().time_to_target_s is not None
     assert ["v1-0000000030"] == world.checkpoints
 
 
@@ -584,7 +597,10 @@ async def test_evaluations_short_of_the_target_end_nothing(tmp_path: Path) -> No
     world = World(tmp_path, config(run={"target_return": 15.5}, evaluation={"every_s": 0.05}))
     async with going(world):
         await until(lambda: len(world.evaluator.asked) > 2)
-        assert ("running", False) == (world.run.state, world.run.settings.value.hold_learner)
+        assert ("running", False) == (
+            world.run.control.state,
+            world.run.settings.value.hold_learner,
+        )
 
 
 async def test_evaluations_that_take_longer_than_the_time_between_them_do_not_pile_up(
@@ -598,9 +614,9 @@ async def test_evaluations_that_take_longer_than_the_time_between_them_do_not_pi
         world.evaluator.answers.clear()
         await until(lambda: world.evaluator.asked)
         for _ in range(5):
-            tick = world.run.rounds.last_tick
-            await until(lambda tick=tick: world.run.rounds.last_tick != tick)
-        assert 1 == len(world.run.life.background)
+            tick = world.run.periodic.last_tick
+            await until(lambda tick=tick: world.run.periodic.last_tick != tick)
+        assert 1 == len(world.run.lifecycle.background)
         world.commit()
         world.evaluator.answers.set()
         await soon(task)
@@ -614,18 +630,18 @@ async def test_a_target_that_is_first_reached_at_the_end_took_all_the_time_of_tr
     async with going(world) as task:
         world.commit()
         await soon(task)
-    assert ("max_env_steps", True) == (world.run.end_reason, world.run.target_reached)
-    assert world.run.summary()["training_s"] == pytest.approx(
-        world.run.statistics().time_to_target_s, abs=0.001
+    assert ("max_env_steps", True) == (world.run.lifecycle.end_reason, world.run.target.reached)
+    assert world.run.snapshot.summary()["training_s"] == pytest.approx(
+        world.run.control.statistics().time_to_target_s, abs=0.001
     )
 
 
 async def test_a_target_that_only_training_reaches_ends_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, config(run={"target_return": 15.5}))
     async with going(world):
-        world.run.reception.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
-        await until(lambda: world.evaluator.asked and not world.run.judge.busy)
-        assert ("running", False) == (world.run.state, world.run.target_reached)
+        world.run.inbox.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
+        await until(lambda: world.evaluator.asked and not world.run.evaluation.busy)
+        assert ("running", False) == (world.run.control.state, world.run.target.reached)
 
 
 # Ending
@@ -636,12 +652,12 @@ async def test_a_stop_drops_what_is_open_saves_and_sends_everyone_home(tmp_path:
     world = World(tmp_path)
     async with going(world) as task:
         world.commit()
-        assert "stopping" == world.run.stop(source="test")
+        assert "stopping" == world.run.control.stop(source="test")
         await soon(task)
-    assert ("stopped", "test") == (world.run.state, world.run.end_reason)
+    assert ("stopped", "test") == (world.run.control.state, world.run.lifecycle.end_reason)
     assert ({"stopped": 1}, 0) == (
-        world.run.statistics().ledger.dropped,
-        world.run.statistics().ledger.open,
+        world.run.control.statistics().ledger.dropped,
+        world.run.control.statistics().ledger.open,
     )
     assert (["v1-0000000000"], [], [True]) == (
         world.checkpoints,
@@ -650,9 +666,9 @@ async def test_a_stop_drops_what_is_open_saves_and_sends_everyone_home(tmp_path:
     )
     assert all(host.gone.is_set() for host in world.hosts.values())
     with pytest.raises(StateConflictError, match="the run is stopped"):
-        world.run.stop(source="test")
+        world.run.control.stop(source="test")
     with pytest.raises(StateConflictError, match="the run is stopped"):
-        world.run.change({"balance": {"max_staleness": 3}}, source="test")
+        world.run.control.change({"balance": {"max_staleness": 3}}, source="test")
 
 
 async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version(
@@ -662,7 +678,7 @@ async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version
     async with going(world) as task:
         world.commit()
         await soon(task)
-    assert ("done", "max_env_steps") == (world.run.state, world.run.end_reason)
+    assert ("done", "max_env_steps") == (world.run.control.state, world.run.lifecycle.end_reason)
     assert ([FIRST], ["v1-0000000000"]) == (world.evaluator.asked, world.checkpoints)
     assert (
         [True] == world.learner.held
@@ -677,15 +693,15 @@ async def test_the_clock_of_training_stands_still_while_the_last_version_is_judg
         world.evaluator.answers.clear()
         world.commit()
         await until(lambda: world.evaluator.asked)
-        first = world.run.summary()
-        assert world.run.state == "stopping"
-        before = world.run.statistics().elapsed_s
-        await until(lambda: world.run.statistics().elapsed_s > before)
-        assert first["training_s"] == world.run.summary()["training_s"] > 0
+        first = world.run.snapshot.summary()
+        assert world.run.control.state == "stopping"
+        before = world.run.control.statistics().elapsed_s
+        await until(lambda: world.run.control.statistics().elapsed_s > before)
+        assert first["training_s"] == world.run.snapshot.summary()["training_s"] > 0
         world.evaluator.answers.set()
         await soon(task)
     assert (first["training_s"], first["steps_per_s"]) == tuple(
-        world.run.summary()[name] for name in ("training_s", "steps_per_s")
+        world.run.snapshot.summary()[name] for name in ("training_s", "steps_per_s")
     )
 
 
@@ -709,7 +725,7 @@ async def test_after_the_last_update_nobody_begins_anything(tmp_path: Path) -> N
         )
         assert before == len(granted) < 8
         await soon(task)
-    assert ("done", "max_updates") == (world.run.state, world.run.end_reason)
+    assert ("done", "max_updates") == (world.run.control.state, world.run.lifecycle.end_reason)
 
 
 async def test_an_evaluator_that_is_gone_at_the_end_costs_the_evaluation_and_not_the_checkpoint(
@@ -721,8 +737,8 @@ async def test_an_evaluator_that_is_gone_at_the_end_costs_the_evaluation_and_not
         world.commit()
         await soon(task)
     assert ("done", {}, ["v1-0000000000"]) == (
-        world.run.state,
-        world.run.judge.newest,
+        world.run.control.state,
+        world.run.evaluation.newest,
         world.checkpoints,
     )
 
@@ -737,8 +753,8 @@ async def test_a_last_evaluation_that_takes_all_its_time_costs_no_checkpoint(
         world.commit()
         await soon(task)
     assert ("done", {}, ["v1-0000000000"]) == (
-        world.run.state,
-        world.run.judge.newest,
+        world.run.control.state,
+        world.run.evaluation.newest,
         world.checkpoints,
     )
 
@@ -750,19 +766,21 @@ async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_a
     async with going(world) as task:
         world.evaluator.answers.clear()
         world.commit()
-        assert not world.run.statistics().evaluating
+        assert not world.run.control.statistics().evaluating
         await until(lambda: world.evaluator.asked)
-        seen = world.run.statistics()
+        seen = world.run.control.statistics()
         assert ("stopping", True) == (seen.state, seen.evaluating)
-        assert seen.diagnosis.advice.startswith("the run is stopping and evaluates the policy over ")
+        assert seen.diagnosis.advice.startswith(
+            "the run is stopping and evaluates the policy over "
+        )
         assert seen.evaluation_left_s is not None
-        assert 0.0 < seen.evaluation_left_s <= world.run.config.evaluation.timeout_s
-        world.run.end("stopped", "SIGTERM")
+        assert 0.0 < seen.evaluation_left_s <= world.run.control.config.evaluation.timeout_s
+        world.run.lifecycle.end("stopped", "SIGTERM")
         await soon(task)
-    assert world.run.statistics().evaluation_left_s is None
+    assert world.run.control.statistics().evaluation_left_s is None
     assert ("done", "max_env_steps", ["v1-0000000000"]) == (
-        world.run.state,
-        world.run.end_reason,
+        world.run.control.state,
+        world.run.lifecycle.end_reason,
         world.checkpoints,
     )
 
@@ -774,9 +792,12 @@ async def test_a_stopped_learner_keeps_no_run_from_ending(tmp_path: Path, how: s
         world.commit()
         world.learner.answers.clear()
         world.hosts["learner"].stopped, world.hosts["learner"].silent_for = True, 9.0
-        getattr(world.run, how)(source="test")
+        getattr(world.run.control, how)(source="test")
         await soon(task)
-    assert ("stopped" if how == "stop" else "done", []) == (world.run.state, world.checkpoints)
+    assert ("stopped" if how == "stop" else "done", []) == (
+        world.run.control.state,
+        world.checkpoints,
+    )
     assert "signal 9" == world.hosts["learner"].ended
 
 
@@ -786,29 +807,32 @@ async def test_a_drain_waits_for_what_was_begun(tmp_path: Path) -> None:
         given: list[Any] = []
         world.run.exchange.request_grant("actor-0", given.append)
         world.run.exchange.begin(given[0].ticket, FIRST)
-        assert "draining" == world.run.drain(source="test")
-        await until(lambda: world.run.state == "draining")
+        assert "draining" == world.run.control.drain(source="test")
+        await until(lambda: world.run.control.state == "draining")
         await turns(20)
         assert not task.done()
         world.run.exchange.abort(given[0].ticket, given[0].slot, "env_error")
         await soon(task)
     assert ("done", "drained", {"env_error": 1}) == (
-        world.run.state,
-        world.run.end_reason,
-        world.run.statistics().ledger.dropped,
+        world.run.control.state,
+        world.run.lifecycle.end_reason,
+        world.run.control.statistics().ledger.dropped,
     )
 
 
 async def test_a_drain_of_a_paused_run_begins_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with going(world) as task:
-        world.run.pause(source="test")
+        world.run.control.pause(source="test")
         given: list[Any] = []
         world.run.exchange.request_grant("actor-0", given.append)
-        world.run.drain(source="test")
+        world.run.control.drain(source="test")
         assert [] == given
         await soon(task)
-    assert (("done", "drained"), [None]) == ((world.run.state, world.run.end_reason), given)
+    assert (("done", "drained"), [None]) == (
+        (world.run.control.state, world.run.lifecycle.end_reason),
+        given,
+    )
 
 
 async def test_a_drain_amid_which_the_run_fails_leaves_no_checkpoint_of_what_failed(
@@ -819,12 +843,12 @@ async def test_a_drain_amid_which_the_run_fails_leaves_no_checkpoint_of_what_fai
         given: list[Any] = []
         world.run.exchange.request_grant("actor-0", given.append)
         world.run.exchange.begin(given[0].ticket, FIRST)
-        world.run.drain(source="test")
-        await until(lambda: world.run.state == "draining")
+        world.run.control.drain(source="test")
+        await until(lambda: world.run.control.state == "draining")
         await turns(20)
-        world.run.fail(RunError("learner", "out of memory"))
+        world.run.lifecycle.fail(RunError("learner", "out of memory"))
         await soon(task)
-    assert ("failed", []) == (world.run.state, world.checkpoints)
+    assert ("failed", []) == (world.run.control.state, world.checkpoints)
 
 
 async def test_a_cancelled_run_kills_everyone_and_waits_for_nobodys_checkpoint(
@@ -833,12 +857,12 @@ async def test_a_cancelled_run_kills_everyone_and_waits_for_nobodys_checkpoint(
     world = World(tmp_path)
     async with going(world) as task:
         world.learner.answers.clear()
-        world.run.stop(source="test")
+        world.run.control.stop(source="test")
         await until(lambda: world.learner.saves)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await soon(task)
-    assert ("stopped", []) == (world.run.state, world.checkpoints)
+    assert ("stopped", []) == (world.run.control.state, world.checkpoints)
     assert {"signal 9"} == {host.ended for host in world.hosts.values()}
 
 
@@ -851,17 +875,17 @@ async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -
     async with going(first) as task:
         first.learner.version = Version(1, 40)
         first.commit()
-        first.run.stop(source="test")
+        first.run.control.stop(source="test")
         await soon(task)
     checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
     assert checkpoint is not None
     second = World(tmp_path, resumed=checkpoint)
     async with going(second):
         assert [(Version(2, 40), 7, checkpoint.path)] == second.starts
-        assert (16, 1) == (second.run.env_steps, second.run.statistics().episodes)
-        assert (0, 1) == (first.run.era, second.run.era)
+        assert (16, 1) == (second.run.snapshot.env_steps, second.run.control.statistics().episodes)
+        assert (0, 1) == (first.run._lineage, second.run._lineage)
         second.commit()
-        assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
+        assert (32, 2) == (second.run.snapshot.env_steps, second.run.control.statistics().episodes)
 
 
 async def test_a_resumed_run_that_is_at_its_limit_ends_where_it_stood_before_a_learner_works(
@@ -872,18 +896,18 @@ async def test_a_resumed_run_that_is_at_its_limit_ends_where_it_stood_before_a_l
     async with going(first) as task:
         first.learner.version = Version(1, 40)
         first.commit()
-        first.run.stop(source="test")
+        first.run.control.stop(source="test")
         await soon(task)
     checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
     second = World(tmp_path, config(run={"max_env_steps": 16}), resumed=checkpoint)
     second.working = False
     async with going(second) as task:
         await soon(task)
-    assert ("done", "max_env_steps") == (second.run.state, second.run.end_reason)
+    assert ("done", "max_env_steps") == (second.run.control.state, second.run.lifecycle.end_reason)
     assert (40, 40, 16) == tuple(
-        second.run.summary()[name] for name in ("updates", "checkpoint", "env_steps")
+        second.run.snapshot.summary()[name] for name in ("updates", "checkpoint", "env_steps")
     )
-    assert ([], 0) == (second.evaluator.asked, second.run.statistics().evaluation_failures)
+    assert ([], 0) == (second.evaluator.asked, second.run.control.statistics().evaluation_failures)
 
 
 @pytest.mark.parametrize(
@@ -900,7 +924,7 @@ async def test_a_limit_of_seconds_counts_those_of_training_before_a_resume(
     first = World(tmp_path)
     async with going(first) as task:
         first.commit()
-        first.run.stop(source="test")
+        first.run.control.stop(source="test")
         await soon(task)
     checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
     assert checkpoint is not None
@@ -916,4 +940,4 @@ async def test_a_limit_of_seconds_counts_those_of_training_before_a_resume(
     async with going(second) as task:
         if ends:
             await soon(task)
-        assert ("max_seconds" if ends else "") == second.run.end_reason
+        assert ("max_seconds" if ends else "") == second.run.lifecycle.end_reason

@@ -95,7 +95,7 @@ class Nursery:
             open_tickets=lambda: self.tickets,
             progress=lambda _slot, ticket: self.steps[ticket],
             rebuilding=lambda: self.rebuilding,
-            patience=HostTimeouts(step_s, start_s, 100.0),
+            timeouts=HostTimeouts(step_s, start_s, 100.0),
             max_restarts=max_restarts,
             window_s=300.0,
             grace_s=grace_s,

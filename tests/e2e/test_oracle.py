@@ -18,24 +18,25 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.oracle import Witness, oracle_config, until, until_true, uses
 from tianflow import api
 from tianflow.coordinator import Run
-from tianflow.launchers.processes import ProcessHost
+from tianflow.launchers.processes import ProcessLauncher
+from tianflow.launchers.remote import RemoteHost
 from tianflow.ledger.tickets import State
-from tianflow.planning import placement as system
+from tianflow.planning import placement
 from tianflow.rundir.control_file import ControlFile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def pid_of(run: Run, host: str) -> int:
-    handle = run.staff.handles.get(host)
-    return handle.pid if isinstance(handle, ProcessHost) else 0
+    handle = run.hosts.handles.get(host)
+    return handle.pid if isinstance(handle, RemoteHost) else 0
 
 
 class Scraper:
     """Reads ``/metrics`` again and again, and checks at every look what must hold."""
 
     def __init__(self, run: Run) -> None:
-        control = ControlFile.read(run.directory)
+        control = ControlFile.read(run.control.directory)
         assert control is not None
         self._url = f"{control.address}/metrics"
         self.looks = 0
@@ -75,7 +76,7 @@ async def kill(run: Run, host: str) -> None:
     ):  # while one of its trajectories is in the making, so that something is lost
         mine = {
             component.name
-            for spec in system.build(run.config).placement.hosts
+            for spec in placement.build(run.control.config, ProcessLauncher.capabilities).hosts
             if spec.name == host
             for component in spec.components
         }
@@ -94,7 +95,7 @@ def change(run: Run, dice: random.Random) -> None:
         {"balance": {"min_fragment_steps": dice.choice([1, 4])}},
         {"algorithm": {"batch_trajectories": dice.choice([1, 2, 4])}},
     ]
-    run.change(dice.choice(options), source="test")
+    run.control.change(dice.choice(options), source="test")
 
 
 def test_oracle_and_ledger_agree_over_kills_cuts_and_live_changes(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_oracle_and_ledger_agree_over_kills_cuts_and_live_changes(tmp_path: Path
 
     async def whole() -> Run:
         async with api.open_run(config, runs_dir=tmp_path, http=True) as handle:
-            run = handle.control
+            run = handle.run
             witness = Witness(run, lambda: pid_of(run, "learner"))
             await until(run, 5)
             scraper = Scraper(run)
@@ -131,7 +132,7 @@ def test_oracle_and_ledger_agree_over_kills_cuts_and_live_changes(tmp_path: Path
             if scraping.done():
                 scraping.result()
             scraping.cancel()
-            run.end("done", "test")
+            run.lifecycle.end("done", "test")
             await handle.wait()
             histogram = witness.check(tmp_path / "record", kills=victims.count("learner"))
             assert min(histogram) >= 0

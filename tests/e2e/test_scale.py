@@ -16,7 +16,7 @@ import pytest
 from tests.support.oracle import Witness, oracle_config, until_true
 from tianflow import api
 from tianflow.coordinator import Run
-from tianflow.launchers.processes import ProcessHost
+from tianflow.launchers.remote import RemoteHost
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ACTORS, HOSTS, BATCH, BOUND = 128, 8, 32, 4
@@ -82,12 +82,12 @@ def test_128_actors_in_8_hosts_share_fairly_and_leave_the_coordinator_free(tmp_p
 
     async def whole() -> tuple[dict[str, int], list[float]]:
         async with api.open_run(config, runs_dir=tmp_path) as handle:
-            run = handle.control
+            run = handle.run
             witness = Witness(run, lambda: learner_pid(run))
             await until_everyone_has(run, {}, 1)
             with turns() as seconds:
                 made = await until_everyone_has(run, commits(run), EACH)
-            run.end("done", "test")
+            run.lifecycle.end("done", "test")
             await handle.wait()
             histogram = witness.check(tmp_path / "record")
             assert 0 <= min(histogram) <= max(histogram) <= BOUND
@@ -102,6 +102,6 @@ def test_128_actors_in_8_hosts_share_fairly_and_leave_the_coordinator_free(tmp_p
 
 
 def learner_pid(run: Run) -> int:
-    handle = run.staff.handles["learner"]
-    assert isinstance(handle, ProcessHost)
+    handle = run.hosts.handles["learner"]
+    assert isinstance(handle, RemoteHost)
     return handle.pid

@@ -74,7 +74,7 @@ def ledger_after(folder: Path, crowd: Crowd, slow_commits: int) -> LedgerSnapsho
 
     async def whole() -> LedgerSnapshot:
         async with api.open_run(crowd.config(folder / "record"), runs_dir=folder) as handle:
-            run = handle.control
+            run = handle.run
             await until_true(
                 run, lambda: len(run.exchange.ledger.snapshot().shares) == crowd.actors
             )

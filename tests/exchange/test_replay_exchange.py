@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.replay_exchange_worlds import DRAWN, NUM_ENVS, OPEN, STEPS, FakeShard, World
+from tianflow.channels.messages import Drawn, Dropped, ItemsSaved, Prioritised, Stored
 from tianflow.core.limits import RateLimits
 from tianflow.core.payloads import (
     Batch,
@@ -27,7 +28,7 @@ from tianflow.core.payloads import (
     StoreTrajectory,
     Version,
 )
-from tianflow.exchange.shards import STAY
+from tianflow.exchange.shards import TRAJECTORIES_IN_A_ROW as STAY
 from tianflow.ledger.ledger import LedgerError
 from tianflow.ledger.tickets import State, Ticket
 
@@ -327,7 +328,9 @@ def test_a_settled_draw_that_the_learner_does_not_have_breaks_a_rule() -> None:
     world.filled()
     batch = world.pulled()
     world.settle(batch)
-    with pytest.raises(LedgerError, match="draw 0 was trained on without the learner having it"):
+    with pytest.raises(
+        LedgerError, match="draw 0 was trained on, but the learner does not have it"
+    ):
         world.settle(batch)
 
 
@@ -382,7 +385,7 @@ class Spent(FakeShard):
 
     def reply(self, request: Any) -> None:
         if isinstance(request, DrawPart):
-            self.answer("drawn", request.draw, 0, self.holdings)
+            self.answer(Drawn(request.draw, 0, self.holdings))
         else:
             super().reply(request)
 
@@ -667,10 +670,10 @@ def test_what_an_earlier_life_of_a_shard_had_said_changes_nothing() -> None:
     stored = world.committed()
     before = world.exchange.replay_statistics()
     old.work(2)
-    old.answer("stored", stored.ticket, ITEMS, old.holdings)
-    old.answer("prioritised", 0, old.holdings)
-    old.answer("dropped", old.holdings)
-    old.answer("kept", "hash", 1, old.holdings)
+    old.answer(Stored(stored.ticket, ITEMS, old.holdings))
+    old.answer(Prioritised(0, old.holdings))
+    old.answer(Dropped(old.holdings))
+    old.answer(ItemsSaved(StateFile("hash", 1), old.holdings))
     assert before == world.exchange.replay_statistics()
     world.sound()
     world.work()
@@ -684,8 +687,8 @@ def test_an_answer_to_a_draw_that_the_learner_has_already_does_not_free_it() -> 
     world.filled()
     batch = world.pulled()
     shard = world.shards[0]
-    shard.answer("drawn", batch.trajectories[0].ticket, DRAWN, shard.holdings)
-    shard.answer("prioritised", batch.trajectories[0].ticket, shard.holdings)
+    shard.answer(Drawn(batch.trajectories[0].ticket, DRAWN, shard.holdings))
+    shard.answer(Prioritised(batch.trajectories[0].ticket, shard.holdings))
     assert 3 == len(world.exchange._draws.free_slots)
     world.settle(batch)
     world.work()
@@ -836,7 +839,7 @@ def test_a_learner_that_is_held_back_goes_on_with_a_wider_band() -> None:
 
 
 async def keeping(world: World) -> asyncio.Task[dict[str, StateFile]]:
-    task = asyncio.create_task(world.exchange.keep(Path("there")))
+    task = asyncio.create_task(world.exchange.save(Path("there")))
     await asyncio.sleep(0)
     return task
 
@@ -850,7 +853,7 @@ async def test_every_shard_is_kept_and_one_that_is_lost_meanwhile_leaves_nothing
     ]
     world.shards[0].work()
     world.lose(1)
-    world.shards[2].answer("kept", "", 0, world.shards[2].holdings)
+    world.shards[2].answer(ItemsSaved(None, world.shards[2].holdings))
     assert {
         "replay-0.safetensors": StateFile("hash of there/replay-0.safetensors", 1)
     } == await task
@@ -864,7 +867,7 @@ async def test_the_answer_to_a_keep_that_was_given_up_is_not_taken_for_that_to_t
     first = await keeping(world)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    second = asyncio.create_task(world.exchange.keep(Path("elsewhere")))
+    second = asyncio.create_task(world.exchange.save(Path("elsewhere")))
     await asyncio.sleep(0)
     world.shards[0].work()
     await asyncio.sleep(0)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.support.worlds import small_layout, turns
-from tianflow.channels.codec import decode_grant
-from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.link import Link, socket_pair
 from tianflow.channels.memory import heap_arena
+from tianflow.channels.messages import Abort, Granted, RequestGrants
 from tianflow.core.limits import Limits
-from tianflow.core.payloads import Grant, Trajectory, Version
+from tianflow.core.payloads import Grant, Settlement, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.exchange import remote as linked
 from tianflow.exchange.exchange import Exchange
@@ -38,28 +38,25 @@ class Desk:
         self.exchange.open_lineage(Version(1, 0))
         self.served = Link(end=ours, handle=self._serve, closed=lambda: None)
         self.handlers = ServedExchange(
-            exchange=self.exchange,
-            send=self.served.send,
-            push=self.served.push,
-            on_episodes=lambda *_: None,
+            exchange=self.exchange, link=self.served, on_episodes=lambda *_: None
         ).handlers
-        self.said: list[Message] = []
+        self.said: list[object] = []
         self.link = Link(end=theirs, handle=self._hear, closed=lambda: None)
         self.sender = LinkTrajectorySender(
             link=self.link, arena=self.arena, holder="a", announce=lambda _: None
         )
 
-    def _serve(self, message: Message) -> None:
+    def _serve(self, message: object) -> None:
         self.said.append(message)
-        self.handlers[message[0]](*message[1:])
+        self.handlers[type(message)](message)
 
-    def _hear(self, message: Message) -> None:
-        self.sender.grant(decode_grant(message[2]) if message[0] == "grant" else None)
+    def _hear(self, message: object) -> None:
+        self.sender.grant(message.grant if isinstance(message, Granted) else None)
 
     @property
     def wanted(self) -> list[int]:
         """How many grants each message asked for."""
-        return [message[2] for message in self.said if message[0] == "want"]
+        return [message.wanted for message in self.said if isinstance(message, RequestGrants)]
 
     @property
     def in_use(self) -> int:
@@ -83,8 +80,9 @@ class Desk:
         batches: list[Any] = []
         self.exchange.request_batch(version, batches.append)
         (batch,) = batches
-        tickets = [trajectory.ticket for trajectory in batch.trajectories]
-        self.handlers["settle"]([version.lineage, version.number + 1], tickets, SLOTS, True, False)
+        tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
+        made = Version(version.lineage, version.number + 1)
+        self.exchange.settle(Settlement(made, tickets, SLOTS, published=True))
         await self.quiet()
 
     async def make_batches(self, count: int, seconds: float) -> list[int]:
@@ -189,4 +187,4 @@ async def test_an_end_without_anybody_waiting_empties_the_stock(desk: Desk) -> N
     desk.sender.grant(None)
     await desk.quiet()
     assert 0 == desk.in_use
-    assert {"cancelled"} == {message[3] for message in desk.said if message[0] == "abort"}
+    assert {"cancelled"} == {message.reason for message in desk.said if isinstance(message, Abort)}

@@ -15,9 +15,9 @@ from tianflow.algorithms.ppo import PPO
 from tianflow.channels.latest import LatestCell
 from tianflow.config.loading import load_config
 from tianflow.core.payloads import Version
-from tianflow.core.program import ComponentSpec
+from tianflow.core.program import ComponentSpec, HostPlan, HostSpec
 from tianflow.hosts import shard_factory as shard_making
-from tianflow.hosts.factory import Blueprint, Builder, life_of
+from tianflow.hosts.factory import Builder, Incarnation
 from tianflow.interfaces import LiveSettings
 from tianflow.planning.layouts import trajectory_layout
 
@@ -43,10 +43,13 @@ def builder_of(config):
         settings=LatestCell(LiveSettings(config, config.bound), 0),
         weights_reader=lambda _nbytes: weights,
     )
-    blueprint = Blueprint(
-        host="host", spec=spec, layout=trajectory_layout(config, spec), start=(Version(1, 0), 0)
+    plan = HostPlan(
+        host=HostSpec("host", ()),
+        spec=spec,
+        layout=trajectory_layout(config, spec),
+        start=Version(1, 0),
     )
-    return Builder(blueprint=blueprint, ends=ends, compute=None), weights
+    return Builder(plan=plan, ends=ends, compute=None), weights
 
 
 def test_actors_of_a_host_read_each_version_once_between_them():
@@ -72,7 +75,7 @@ def test_actors_compute_as_they_are_told_and_evaluation_in_float32():
     rollout.close()
 
 
-def first_observation(config, spec, *, era=0, incarnation=0, times=0):
+def first_observation(config, spec, *, lineage=0, incarnation=0, times=0):
     """Of an actor that was there so many times before, on this host."""
     weights = Weights(np.zeros(PPO.make_policy(config, spec).table.nbytes, np.uint8))
     ends = SimpleNamespace(
@@ -80,15 +83,15 @@ def first_observation(config, spec, *, era=0, incarnation=0, times=0):
         weights_reader=lambda _nbytes: weights,
     )
     layout = trajectory_layout(config, spec)
-    blueprint = Blueprint(
-        host="host",
+    plan = HostPlan(
+        host=HostSpec("host", ()),
         spec=spec,
         layout=layout,
-        start=(Version(1, 0), 0),
-        era=era,
+        start=Version(1, 0),
+        lineage=lineage,
         incarnation=incarnation,
     )
-    builder = Builder(blueprint=blueprint, ends=ends, compute=None)
+    builder = Builder(plan=plan, ends=ends, compute=None)
     for _ in range(times + 1):
         rollout = builder._rollout(ComponentSpec("actor-0", "actor", 0))
         rollout.close()
@@ -98,29 +101,29 @@ def first_observation(config, spec, *, era=0, incarnation=0, times=0):
 def test_an_actor_meets_other_seeds_after_a_resume_after_a_restart_and_when_it_comes_again():
     config = cartpole()
     spec = envs.probe(config)
-    lives = [
+    incarnations = [
         {},
-        {"era": 1},
-        {"era": 2},
+        {"lineage": 1},
+        {"lineage": 2},
         {"incarnation": 1},
         {"times": 1},
         {"times": 2},
-        {"era": 1, "incarnation": 1},
+        {"lineage": 1, "incarnation": 1},
     ]
-    met = [first_observation(config, spec, **life) for life in lives]
-    assert len(lives) == len(set(met))
+    met = [first_observation(config, spec, **incarnation) for incarnation in incarnations]
+    assert len(incarnations) == len(set(met))
     assert met[0] == first_observation(config, spec)
 
 
-def test_lives_of_actors_are_numbers_that_fit_where_streams_are_told_apart():
-    lives = {
-        life_of(era, incarnation, times)
-        for era in (0, 1, 1023)
-        for incarnation in (0, 1, 2047)
-        for times in (0, 1, 1023)
+def test_incarnations_of_actors_have_numbers_of_31_bits_that_differ():
+    numbers = {
+        Incarnation(lineage, host, actor).number
+        for lineage in (0, 1, 1023)
+        for host in (0, 1, 2047)
+        for actor in (0, 1, 1023)
     }
-    assert (27, 0) == (len(lives), min(lives))
-    assert max(lives) < 2**31
+    assert (27, 0) == (len(numbers), min(numbers))
+    assert max(numbers) < 2**31
 
 
 @pytest.mark.parametrize(("incarnation", "kept"), [(0, Path("v1-7")), (1, None)])
@@ -138,15 +141,15 @@ async def test_a_replay_shard_that_was_lost_begins_empty(monkeypatch, incarnatio
     ends = SimpleNamespace(
         settings=LatestCell(LiveSettings(config, config.bound), 0), shard_end=lambda _index: None
     )
-    blueprint = Blueprint(
-        host="host",
+    plan = HostPlan(
+        host=HostSpec("host", ()),
         spec=None,
         layout=None,
-        start=(Version(1, 7), 0),
+        start=Version(1, 7),
         incarnation=incarnation,
         checkpoint=Path("v1-7"),
     )
-    shard = Builder(blueprint=blueprint, ends=ends, compute=None).build(
+    shard = Builder(plan=plan, ends=ends, compute=None).build(
         ComponentSpec("replay-1", "replay", 1)
     )
     shard._make_shard()

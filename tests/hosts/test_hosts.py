@@ -7,19 +7,21 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.support.settings import cartpole
 from tests.support.worlds import turns
+from tianflow.channels.shm import SharedTransport
 from tianflow.coordinator import Run
-from tianflow.core.payloads import Version
+from tianflow.core.payloads import EnvironmentSpec, Version
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import BrokenChannelError, TianflowError
-from tianflow.launchers.host_forker import HostForker
-from tianflow.launchers.inline import HeapSlots, InlineHost, InlineLauncher
-from tianflow.launchers.processes import ProcessHost, SharedSlots
+from tianflow.hosts.component_host import ComponentHost
+from tianflow.interfaces import HostHandle
+from tianflow.launchers.inline import InlineHost, InlineLauncher
+from tianflow.launchers.remote import RemoteHost, shared_slots
 from tianflow.planning.layouts import trajectory_layout
 from tianflow.planning.validation import require_valid
 
@@ -30,11 +32,11 @@ HOST = HostSpec(
     "all", (ComponentSpec("learner", "learner"), ComponentSpec("evaluator", "evaluator"))
 )
 
-Port = ProcessHost | InlineHost
+Port = RemoteHost | ComponentHost
 ASKED: dict[str, Callable[[Port, Path], Coroutine[Any, Any, object]]] = {
-    "save": lambda host, directory: host.save(directory),
-    "rest": lambda host, _: host.rest(),
-    "evaluate": lambda host, _: host.evaluate(Version(1, 0)),
+    "save": lambda port, directory: port.save(directory),
+    "rest": lambda port, _: port.rest(),
+    "evaluate": lambda port, _: port.evaluate(Version(1, 0)),
 }
 
 
@@ -54,36 +56,43 @@ class FakeChild:
         self._gone.set()
 
 
-class FakeNursery:
-    """Its children say nothing."""
+async def start_nothing(name: str, payload: bytes, descriptors: Sequence[int]) -> FakeChild:
+    """A process that sends nothing."""
+    return FakeChild()
 
-    async def spawn(
-        self, name: str, target: str, payload: bytes, fds: Sequence[int] = ()
-    ) -> FakeChild:
-        return FakeChild()
+
+def spec() -> EnvironmentSpec:
+    assert SPEC is not None
+    return SPEC
 
 
 def make_run(directory: Path) -> Run:
-    assert SPEC is not None
-    layout = trajectory_layout(CONFIG, SPEC)
+    layout = trajectory_layout(CONFIG, spec())
     return Run(
         run_id="run",
         directory=directory,
         config=CONFIG,
-        spec=SPEC,
+        spec=spec(),
         layout=layout,
-        slots=HeapSlots(config=CONFIG, layout=layout),
+        slots=InlineLauncher().slots(config=CONFIG, layout=layout),
+        capabilities=InlineLauncher.capabilities,
     )
 
 
-async def in_a_process(run: Run) -> ProcessHost:
-    host = ProcessHost(run=run, host=HOST, incarnation=0, learner_up=asyncio.Event())
-    await host.start(cast("HostForker", FakeNursery()), (), 1)
-    return host
+async def in_a_process(run: Run) -> tuple[HostHandle, Port]:
+    plan = await run.plan_host(HOST, 0)
+    host = RemoteHost(run=run, plan=plan, learner_started=asyncio.Event())
+    transport = SharedTransport(layout=plan.layout, capacity=1)
+    await host.start(transport, start_nothing)
+    transport.close()
+    return host, host
 
 
-async def inline(run: Run) -> InlineHost:
-    return InlineHost(run=run, host=HOST, incarnation=0, start=(Version(1, 0), 0, None))
+async def inline(run: Run) -> tuple[HostHandle, Port]:
+    slots = InlineLauncher().slots(config=CONFIG, layout=trajectory_layout(CONFIG, spec()))
+    host = InlineHost(run=run, plan=await run.plan_host(HOST, 0), slots=slots)
+    assert isinstance(run.inbox.learner, ComponentHost)
+    return host, run.inbox.learner
 
 
 @pytest.fixture(autouse=True)
@@ -98,10 +107,10 @@ def _a_learner_that_is_being_built(monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.mark.parametrize("make", [in_a_process, inline])
 @pytest.mark.parametrize("asked", ASKED)
 async def test_whoever_waits_for_a_host_that_goes_is_told(
-    tmp_path: Path, make: Callable[[Run], Awaitable[Port]], asked: str
+    tmp_path: Path, make: Callable[[Run], Awaitable[tuple[HostHandle, Port]]], asked: str
 ) -> None:
-    host = await make(make_run(tmp_path))
-    waiting = asyncio.create_task(ASKED[asked](host, tmp_path))
+    host, port = await make(make_run(tmp_path))
+    waiting = asyncio.create_task(ASKED[asked](port, tmp_path))
     await turns(5)
     assert not waiting.done()
     host.kill()
@@ -114,25 +123,24 @@ async def test_whoever_waits_for_a_host_that_goes_is_told(
 @pytest.mark.parametrize("make", [in_a_process, inline])
 @pytest.mark.parametrize("asked", ASKED)
 async def test_a_host_that_is_gone_says_so_to_whoever_asks(
-    tmp_path: Path, make: Callable[[Run], Awaitable[Port]], asked: str
+    tmp_path: Path, make: Callable[[Run], Awaitable[tuple[HostHandle, Port]]], asked: str
 ) -> None:
     """A checkpoint is staged first: meanwhile the learner that was to be asked may die, and another
     must be asked the next time.
     """
-    host = await make(make_run(tmp_path))
+    host, port = await make(make_run(tmp_path))
     host.kill()
     async with asyncio.timeout(10.0):
         await host.wait()
         with pytest.raises(BrokenChannelError):
-            await ASKED[asked](host, tmp_path)
+            await ASKED[asked](port, tmp_path)
 
 
 def test_slots_for_which_the_machine_has_no_room_leave_nothing_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert SPEC is not None
-    layout = trajectory_layout(CONFIG, SPEC)
-    SharedSlots(config=CONFIG, layout=layout, draws=layout).close()
+    layout = trajectory_layout(CONFIG, spec())
+    shared_slots(config=CONFIG, layout=layout, draws=layout).close()
 
     def full(_fd: int, _start: int, _nbytes: int) -> None:
         raise OSError(28, "No space left on device")
@@ -140,5 +148,5 @@ def test_slots_for_which_the_machine_has_no_room_leave_nothing_open(
     monkeypatch.setattr(os, "posix_fallocate", full)
     before = sorted(Path("/proc/self/fd").iterdir())
     with pytest.raises(TianflowError, match="no room for"):
-        SharedSlots(config=CONFIG, layout=layout, draws=layout)
+        shared_slots(config=CONFIG, layout=layout, draws=layout)
     assert before == sorted(Path("/proc/self/fd").iterdir())

@@ -20,7 +20,7 @@ async def test_two_hundred_restarts_of_actors_leave_the_number_of_series_as_it_w
 ) -> None:
     monkeypatch.setattr(supervising, "BACKOFF_S", (0.0,))
     world = World(tmp_path, config(run={"max_restarts": 10 * RESTARTS}))
-    exporter = Exporter(runs=lambda: [world.run.statistics()], requests={200: 1})
+    exporter = Exporter(runs=lambda: [world.run.control.statistics()], requests={200: 1})
 
     def series() -> set[str]:
         page, _ = exporter.exposition("")
@@ -31,12 +31,15 @@ async def test_two_hundred_restarts_of_actors_leave_the_number_of_series_as_it_w
         }
 
     def reporting() -> set[str]:
-        return {component.name for component in world.run.statistics().components}
+        return {component.name for component in world.run.control.statistics().components}
 
     async def lose(name: str) -> None:
-        before, host = world.run.statistics().restarts.get((name, "died"), 0), world.hosts[name]
+        before, host = (
+            world.run.control.statistics().restarts.get((name, "died"), 0),
+            world.hosts[name],
+        )
         host.kill()
-        await until(lambda: world.run.statistics().restarts.get((name, "died"), 0) > before)
+        await until(lambda: world.run.control.statistics().restarts.get((name, "died"), 0) > before)
         await until(lambda: world.hosts[name] is not host and reporting() == everyone)
 
     async with going(world):
@@ -50,7 +53,7 @@ async def test_two_hundred_restarts_of_actors_leave_the_number_of_series_as_it_w
         for name in ("actors-0", "actors-1"):
             await lose(name)  # that a host was lost at all is a series
         await until(
-            lambda: world.run.statistics().diagnosis.waits
+            lambda: world.run.control.statistics().diagnosis.waits
         )  # known once a little time has passed
         before = series()
         for turn in range(RESTARTS):
@@ -59,4 +62,4 @@ async def test_two_hundred_restarts_of_actors_leave_the_number_of_series_as_it_w
         assert {
             ("actors-0", "died"): 1 + RESTARTS // 2,
             ("actors-1", "died"): 1 + RESTARTS // 2,
-        } == world.run.statistics().restarts
+        } == world.run.control.statistics().restarts

@@ -6,7 +6,11 @@ import pytest
 
 from tests.support.settings import cartpole
 from tianflow.config.loading import load_config
-from tianflow.planning import placement as system
+from tianflow.core.program import LauncherCapabilities
+from tianflow.planning import placement
+
+PROCESSES = LauncherCapabilities()
+ONE_LOOP = LauncherCapabilities(processes=False, binds_cores=False)
 
 
 @pytest.fixture
@@ -20,7 +24,7 @@ def cores(monkeypatch):
 
 
 def placed(**sections):
-    hosts = system.build(cartpole(placement={"launcher": "processes"}, **sections)).placement.hosts
+    hosts = placement.build(cartpole(**sections), PROCESSES).hosts
     return {host.name: host for host in hosts}
 
 
@@ -28,10 +32,10 @@ def names(host):
     return [component.name for component in host.components]
 
 
-def test_inline_is_one_host_and_memory_channels():
-    program = system.build(cartpole(actors={"count": 3}))
-    assert [host.name for host in program.placement.hosts] == ["inline"]
-    assert program.placement.address == "memory://"
+def test_a_launcher_without_processes_gets_one_host_which_is_bound_to_no_core():
+    program = placement.build(cartpole(actors={"count": 3}), ONE_LOOP)
+    assert [(host.name, host.cores) for host in program.hosts] == [("inline", ())]
+    assert program.hosts[0].components == program.components
     assert [c.name for c in program.components] == [
         "learner",
         "actor-0",
@@ -59,10 +63,15 @@ def test_on_one_core_nobody_is_bound(cores):
 
 def test_affinity_none_binds_nobody(cores):
     cores(4)
-    hosts = system.build(
-        cartpole(placement={"launcher": "processes", "affinity": "none"})
-    ).placement.hosts
-    assert all(host.cores == () for host in hosts)
+    hosts = placed(placement={"affinity": "none"})
+    assert all(host.cores == () for host in hosts.values())
+
+
+def test_a_launcher_that_cannot_bind_cores_is_not_asked_to(cores):
+    cores(4)
+    program = placement.build(cartpole(), LauncherCapabilities(binds_cores=False))
+    assert len(program.hosts) > 1
+    assert all(host.cores == () for host in program.hosts)
 
 
 def test_many_cores_give_every_actor_host_its_own(cores):
@@ -103,20 +112,19 @@ def test_an_actor_keeps_its_host_whatever_the_count(cores, count):
 # --------------------------------------------------------------------------------------------------
 
 
-def replaying(launcher, **sections):
+def replaying(capabilities, **sections):
     given = {
         "env": {"id": "CartPole-v1", "num_envs": 4},
         "algorithm": {"name": "dqn"},
-        "placement": {"launcher": launcher},
         **sections,
     }
-    return system.build(load_config(given))
+    return placement.build(load_config(given), capabilities)
 
 
 def test_every_replay_shard_has_a_host_of_its_own(cores):
     cores(4)
-    program = replaying("processes", replay={"shards": 3})
-    hosts = {host.name: host for host in program.placement.hosts}
+    program = replaying(PROCESSES, replay={"shards": 3})
+    hosts = {host.name: host for host in program.hosts}
     shards = [component for component in program.components if component.role == "replay"]
     assert [("replay-0", 0), ("replay-1", 1), ("replay-2", 2)] == [
         (shard.name, shard.index) for shard in shards
@@ -127,14 +135,13 @@ def test_every_replay_shard_has_a_host_of_its_own(cores):
     assert not set(hosts["learner"].cores) & set(hosts["replay-0"].cores)
 
 
-def test_inline_shards_share_the_one_host():
-    program = replaying("inline", replay={"shards": 2})
-    (host,) = program.placement.hosts
+def test_shards_share_the_one_host_of_a_launcher_without_processes():
+    program = replaying(ONE_LOOP, replay={"shards": 2})
+    (host,) = program.hosts
     assert {"replay-0", "replay-1"} < set(names(host))
 
 
 def test_a_run_without_replay_has_no_shards():
-    assert 0 == system.shard_count(cartpole())
-    assert not [
-        component for component in system.build(cartpole()).components if component.role == "replay"
-    ]
+    assert 0 == placement.shard_count(cartpole())
+    program = placement.build(cartpole(), PROCESSES)
+    assert not [component for component in program.components if component.role == "replay"]

@@ -222,8 +222,8 @@ def uses(record: Path) -> list[Use]:
 async def until_true(run: Run, look: Callable[[], T], *, every_s: float = 0.01) -> T:
     """Look again and again until it is something; what it is. Raises what the run failed with."""
     while not (found := look()):
-        if run.first_error is not None:
-            raise run.first_error
+        if run.lifecycle.first_error is not None:
+            raise run.lifecycle.first_error
         await asyncio.sleep(every_s)
     return found
 

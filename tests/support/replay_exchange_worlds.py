@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.channels.memory import heap_arena
+from tianflow.channels.messages import Drawn, Dropped, ItemsSaved, Prioritised, Stored
 from tianflow.core.layout import make_draw_layout, make_layout
 from tianflow.core.limits import Limits, RateLimits
 from tianflow.core.payloads import (
@@ -27,12 +29,12 @@ from tianflow.core.payloads import (
     SaveItems,
     Settlement,
     ShardRequest,
+    StateFile,
     StoreTrajectory,
     Trajectory,
     Version,
 )
 from tianflow.exchange.replay_exchange import ReplayExchange
-from tianflow.exchange.shards import answers
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import State
 from tianflow.planning.memory import DRAW_SLOTS
@@ -68,17 +70,16 @@ class FakeShard:
         self.items: list[int] = []
         self.removed = 0
         self.weight = 1.0
-        self.answer = answers(world.exchange, index, incarnation)
+        self.answer = partial(world.exchange.shard_answered, index, incarnation)
 
     def ask(self, request: ShardRequest) -> None:
         self.asked.append(request)
         self.seen.append(request)
 
     @property
-    def holdings(self) -> list[Any]:
-        return list(
-            Holdings(len(self.items), self.weight * len(self.items), removed_items=self.removed)
-        )
+    def holdings(self) -> Holdings:
+        held = self.weight * len(self.items)
+        return Holdings(len(self.items), held, removed_items=self.removed)
 
     def work(self, count: int = 1) -> None:
         """Answer so many requests."""
@@ -103,7 +104,7 @@ class FakeShard:
                 made = self.world.stored_from(request)
                 self.items += made
                 self._remove(len(self.items) - self.capacity)
-                self.answer("stored", request.ticket, len(made), self.holdings)
+                self.answer(Stored(request.ticket, len(made), self.holdings))
             case DrawPart():
                 self._remove(sum(version < request.oldest for version in self.items))
                 views = self.world.draws.views(request.slot)
@@ -115,14 +116,14 @@ class FakeShard:
                         self.index,
                         1.0 / len(self.items),
                     )
-                self.answer("drawn", request.draw, request.items if found else 0, self.holdings)
+                self.answer(Drawn(request.draw, request.items if found else 0, self.holdings))
             case Prioritise():
-                self.answer("prioritised", request.draw, self.holdings)
+                self.answer(Prioritised(request.draw, self.holdings))
             case DropItems(reason=reason):
                 self._remove(len(self.items) if reason else 0)
-                self.answer("dropped", self.holdings)
+                self.answer(Dropped(self.holdings))
             case SaveItems():
-                self.answer("kept", f"hash of {request.path}", 1, self.holdings)
+                self.answer(ItemsSaved(StateFile(f"hash of {request.path}", 1), self.holdings))
 
     def _remove(self, count: int) -> None:
         """The oldest ones."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from tests.support.worlds import NUM_ENVS, STEPS, small_layout
 from tianflow.channels.arena import Arena
-from tianflow.channels.codec import decode_grant
-from tianflow.channels.link import Link, Message
+from tianflow.channels.link import Link
+from tianflow.channels.messages import Granted
 from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.core.payloads import Episode, Trajectory, Version
 from tianflow.errors import EndOfChannel
@@ -44,8 +44,8 @@ def act(fd: int, capacity: int, link_fd: int) -> None:
 async def _act(fd: int, capacity: int, link_fd: int) -> None:
     arena = Arena(layout=small_layout(), buffer=SharedMemory.attach(fd).buffer, capacity=capacity)
 
-    def handle(message: Message) -> None:
-        sender.grant(decode_grant(message[2]) if message[0] == "grant" else None)
+    def handle(message: object) -> None:
+        sender.grant(message.grant if isinstance(message, Granted) else None)
 
     link = Link(end=socket.socket(fileno=link_fd), handle=handle, closed=lambda: sender.grant(None))
     sender = LinkTrajectorySender(

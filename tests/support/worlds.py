@@ -8,15 +8,23 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from tests.support.virtual_time import broken_identity
 from tianflow.channels.arena import Arena
 from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
-from tianflow.channels.codec import decode_event, decode_grant, encode_event
-from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.link import Link, socket_pair
 from tianflow.channels.memory import MemoryWeights, heap_arena
+from tianflow.channels.messages import (
+    BatchesEnded,
+    BatchReady,
+    EventPublished,
+    Granted,
+    GrantsEnded,
+    Handlers,
+    message,
+)
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
 from tianflow.core.events import Event
 from tianflow.core.layout import make_layout
@@ -47,6 +55,18 @@ from tianflow.interfaces import (
 from tianflow.ledger.ledger import Ledger
 
 STEPS, NUM_ENVS = 4, 2
+
+
+@message
+class Ping(NamedTuple):
+    """Asks for a `Pong`: everything sent before has been handled then."""
+
+
+@message
+class Pong(NamedTuple):
+    """Answers a `Ping`."""
+
+
 FIRST = Version(1, 0)
 
 
@@ -229,13 +249,10 @@ class SharedHost:
         self.served = Link(end=ours, handle=self._serve, closed=lambda: None)
         self.link = Link(end=theirs, handle=self._hear, closed=lambda: None)
         handlers = ServedExchange(
-            exchange=world.exchange,
-            send=self.served.send,
-            push=self.served.push,
-            on_episodes=world.heard,
+            exchange=world.exchange, link=self.served, on_episodes=world.heard
         ).handlers
-        self._serving: dict[str, Callable[..., None]] = {**handlers, "ping": self._pong}
-        self._hearing: dict[str, Callable[..., None]] = {"pong": self._ponged}
+        self._serving = Handlers({**handlers, Ping: lambda _: self.served.send(Pong())})
+        self._hearing = Handlers({Pong: self._ponged})
         self._ping: asyncio.Future[None] | None = None
         self.announced: list[Version] = []
 
@@ -250,35 +267,35 @@ class SharedHost:
             in_hand_s=0.0,
         )
         self._hearing |= {
-            "grant": lambda _, fields: sender.grant(decode_grant(fields)),
-            "end": lambda _: sender.grant(None),
+            Granted: lambda message: sender.grant(message.grant),
+            GrantsEnded: lambda _: sender.grant(None),
         }
         return sender
 
     def source(self) -> BatchSource:
         source = LinkBatchSource(link=self.link, arena=self.arena)
-        self._hearing["batch"] = source.batch
+        self._hearing |= {
+            BatchReady: lambda message: source.batch(*message),
+            BatchesEnded: lambda _: source.end(),
+        }
         return source
 
     async def round_trip(self) -> None:
         if not self.link._open:
             return
         self._ping = asyncio.get_running_loop().create_future()
-        self.link.send("ping")
+        self.link.send(Ping())
         await asyncio.wait_for(self._ping, 10)
 
-    def _pong(self) -> None:
-        self.served.send("pong")
-
-    def _ponged(self) -> None:
+    def _ponged(self, _: Pong) -> None:
         assert self._ping is not None
         self._ping.set_result(None)
 
-    def _serve(self, message: Message) -> None:
-        self._serving[message[0]](*message[1:])
+    def _serve(self, message: object) -> None:
+        self._serving[type(message)](message)
 
-    def _hear(self, message: Message) -> None:
-        self._hearing[message[0]](*message[1:])
+    def _hear(self, message: object) -> None:
+        self._hearing[type(message)](message)
 
     def close(self) -> None:
         self.link.close()
@@ -426,12 +443,12 @@ class SharedEventsLink:
         self._arrived = asyncio.Event()
 
     def publish(self, event: Event) -> None:
-        self._link.send_event(*encode_event(event))
+        self._link.send_event(event)
 
-    def _serve(self, message: Message) -> None:
-        if message[0] == "event":
-            self.broadcast.count_lost(self._gaps.lost(message[1]))
-            self.broadcast.publish(decode_event(*message[2:]))
+    def _serve(self, message: object) -> None:
+        if isinstance(message, EventPublished):
+            self.broadcast.count_lost(self._gaps.lost(message.sequence))
+            self.broadcast.publish(message.event)
         else:
             self._arrived.set()
 
@@ -442,7 +459,7 @@ class SharedEventsLink:
         asyncio.get_running_loop().add_reader(self._ours.fileno(), self._served.handle_one)
         await self._link.flush()
         self._arrived.clear()
-        self._link.send("that was all")
+        self._link.send(Ping())
         await asyncio.wait_for(self._arrived.wait(), 10)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ def watched(
 
     async def whole() -> tuple[Counter[int], LedgerSnapshot]:
         async with api.open_run(config, runs_dir=tmp_path) as handle:
-            run = handle.control
+            run = handle.run
             witness = Witness(run)
             await drive(run)
         return witness.check(tmp_path / "record"), run.exchange.ledger.snapshot()
@@ -100,27 +100,27 @@ async def meddle(run: Run, dice: random.Random) -> None:
         await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(6))
         match dice.randrange(7):
             case 0 | 1 | 2:
-                run.change(
+                run.control.change(
                     {"balance": {"max_staleness": dice.choice([0, 1, 2, 8, "unbounded"])}},
                     source="test",
                 )
             case 3:
-                run.change(
+                run.control.change(
                     {"weights": {"publish_interval_updates": dice.choice([1, 3, 7])}}, source="test"
                 )
             case 4:
                 batches = dice.choice([1, 2, 4])
-                run.change(
+                run.control.change(
                     {"balance": {"credits": None}, "algorithm": {"batch_trajectories": batches}},
                     source="test",
                 )
             case 5:
-                run.change(
+                run.control.change(
                     {"balance": {"credits": dice.choice([None, batches, 3 * batches])}},
                     source="test",
                 )
             case 6:
-                run.change(
+                run.control.change(
                     {
                         "balance": {
                             "controller": dice.choice(
@@ -157,7 +157,7 @@ def test_violations_rise_when_the_check_at_use_and_the_sweep_are_bypassed(
 
     async def lower(run: Run) -> None:
         await until(run, 20)
-        run.change({"balance": {"max_staleness": 0}}, source="test")
+        run.control.change({"balance": {"max_staleness": 0}}, source="test")
         await until(run, run.exchange.ledger.snapshot().updates + 5)
 
     config = oracle_config(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import pickle
 import random
 import statistics
@@ -15,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 import torch
 
@@ -26,20 +26,21 @@ from tests.support.settings import cartpole
 from tianflow.algorithms.common.actor_critic import read_batch
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.api import RunHandle
-from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.shm import SharedArena, SharedMemory
+from tianflow.channels.messages import Granted, HostFailed, PutSettings, StartHost
+from tianflow.channels.shm import SharedHostTransport, SharedTransport
 from tianflow.components.learner import Learner
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config, PPOSettings
-from tianflow.coordinator import Run, supervisor
+from tianflow.coordinator import supervisor
 from tianflow.core.events import Event
-from tianflow.core.layout import layout_to_wire, make_layout, spec_to_wire
+from tianflow.core.layout import make_layout
 from tianflow.core.limits import Limits
-from tianflow.core.payloads import Batch, Settlement, Trajectory, Version
+from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
+from tianflow.core.program import HostPlan, HostSpec
 from tianflow.core.statistics import DROP_REASONS
 from tianflow.errors import RunError
-from tianflow.hosts.main import FAILED, HostProcess
-from tianflow.interfaces import LearnerBatch, StepResult
+from tianflow.hosts.main import FAILED, LinkedHost
+from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked
 from tianflow.planning import validation
@@ -192,8 +193,7 @@ async def test_every_setting_of_balance_reaches_the_ledger_and_no_constant_stand
     tmp_path: Path,
 ) -> None:
     async with tianflow.open_run(endless(actors={"count": 2}), runs_dir=tmp_path) as handle:
-        assert isinstance(handle.control, Run)
-        ledger = handle.control.exchange.ledger
+        ledger = handle.run.exchange.ledger
         for bound in (0, 3, 11, 40):
             await handle.balance.set(max_staleness=bound)
             assert bound + 1 == ledger.credits_limit + ledger.publish_lag
@@ -232,13 +232,13 @@ async def test_without_actors_the_learner_stands_still_readiness_says_why_and_it
         await until(lambda: updates(handle) > 2)
         await handle.actors.set(count=0)
         await until(lambda: not handle.control.statistics().ledger.open)
-        assert (False, ("there are no actors: actors.count is 0",)) == handle.control.ready()
+        assert (False, ("there are no actors: actors.count is 0",)) == handle.run.snapshot.ready()
         stood = updates(handle)
         await asyncio.sleep(0.2)  # that nothing happens meanwhile is what is to be seen
         assert stood == updates(handle)
         await handle.actors.set(count=2)
         await until(lambda: updates(handle) > stood + 2)
-        await until(lambda: (True, ()) == handle.control.ready())
+        await until(lambda: (True, ()) == handle.run.snapshot.ready())
 
 
 # Nothing that goes wrong stays unsaid
@@ -312,38 +312,25 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
     layout = make_layout(
         spec, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False
     )
-    slots = SharedArena(layout=layout, capacity=1)
-    order = {
-        "host": "actors-0",
-        "components": [],
-        "config": config.model_dump(mode="json"),
-        "bound": 1,
-        "paused": False,
-        "generation": 0,
-        "spec": spec_to_wire(spec),
-        "layout": layout_to_wire(layout),
-        "draws": None,
-        "capacity": 1,
-        "start": [[1, 0], 0],
-        "published": [1, 0],
-        "incarnation": 0,
-        "era": 0,
-        "checkpoint": None,
-        "threads": 1,
-    }
-    ours, theirs = socket_pair()
-    heard: list[Message] = []
-    link = Link(end=ours, handle=heard.append, closed=lambda: None)
-    weights_fd = SharedMemory.create_unsized("weights")
-    host = HostProcess(
-        msgpack.unpackb(msgpack.packb(order)), theirs, slots.memory, weights_fd, None
+    transport = SharedTransport(layout=layout, capacity=1)
+    plan = HostPlan(HostSpec("actors-0", ()), spec, layout, Version(1, 0))
+    settings = PutSettings.of(LiveSettings(config, 1), 0)
+    connection = transport.connect()
+    heard: list[object] = []
+    link = connection.open_link(handle=heard.append, closed=lambda: None, failed=heard.append)
+    descriptors = [os.dup(number) for number in connection.descriptors]
+    connection.close()
+    host = LinkedHost(
+        StartHost(plan, settings, transport.address),
+        SharedHostTransport.attach(transport.address, descriptors, layout=layout, draws=None),
     )
-    link.send("grant", "actor-9", [0, 0, 1, 0, 0, False])
+    link.send(Granted("actor-9", Grant(0, 0, Version(1, 0))))
     assert FAILED == await asyncio.wait_for(host.run(), 10.0)
-    await until(lambda: any(message[0] == "failed" for message in heard))
-    [(_, component, summary, _)] = [message for message in heard if message[0] == "failed"]
-    assert ("actors-0", "KeyError: 'actor-9'") == (component, summary)
+    await until(lambda: any(isinstance(message, HostFailed) for message in heard))
+    [failed] = [message for message in heard if isinstance(message, HostFailed)]
+    assert ("actors-0", "KeyError: 'actor-9'") == (failed.component, failed.summary)
     link.close()
+    transport.close()
 
 
 def test_whatever_a_host_is_killed_for_is_a_known_reason_of_drops() -> None:

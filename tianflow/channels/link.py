@@ -1,8 +1,8 @@
-"""A link: one Unix socket pair between the coordinator and a host process, carrying small msgpack
-messages.
+"""A link over a Unix socket pair, between the coordinator and a host process: typed messages,
+reliable and in order.
 
-Reliable and ordered. Messages sent in one turn of the loop go out together. Data never take this
-way: they lie in slots.
+Messages that are sent in one turn of the loop leave together. Arrays do not travel over a link:
+they lie in slots.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgpack
 
+from tianflow.channels.messages import MESSAGES, EventPublished
+
+if TYPE_CHECKING:
+    from tianflow.core.events import Event
+
 PACKET = 128 * 1024
-"""Most bytes of one packet, well below what a socket's buffer takes; what is longer goes in
-several.
-"""
+"""Most bytes of one packet, well below a socket's buffer; longer data leave in several packets."""
 EVENT_BACKLOG = 64
-"""Packets that may wait for the other side before events are dropped; an orderly reader never lets
-more than a few wait.
+"""Packets that may wait for the other side before events are dropped. A healthy reader keeps a few
+packets waiting at most.
 """
 _BUFFER = 4 * PACKET
-
-Message = list[Any]
+_encode, _decode = MESSAGES.encode, MESSAGES.decode
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -40,17 +42,28 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Link:
-    """One end. ``handle`` gets every message, on the loop; ``closed`` is called once when the other
-    end is gone.
+    """One end: `tianflow.interfaces.MessageLink`.
 
-    Sending never waits: what the socket does not take is kept, in order. An end that stops reading
-    is noticed by the supervisor, which kills its process; that bounds what is kept.
+    Sending never waits: what the socket does not take is queued, in order. The supervisor notices
+    an end that stops reading, and kills its process; that bounds the queue.
+
+    Args:
+        end: of a `socket_pair`.
+        handle: receives every message, on the loop.
+        closed: called once when the other end is gone.
+        failed: receives what ``handle`` raises, and BrokenChannelError for a malformed message;
+            None: the error is raised where the loop called the link.
     """
 
     def __init__(
-        self, *, end: socket.socket, handle: Callable[[Message], None], closed: Callable[[], None]
+        self,
+        *,
+        end: socket.socket,
+        handle: Callable[[object], None],
+        closed: Callable[[], None],
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
-        self._end, self._handle, self._closed = end, handle, closed
+        self._end, self._handle, self._closed, self._failed = end, handle, closed, failed
         self._loop = asyncio.get_running_loop()
         self._packer = msgpack.Packer()
         self._unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False)
@@ -60,15 +73,15 @@ class Link:
         self._backlog: deque[bytes] = deque()
         self._open = True
         self._sequence = 0
-        self._held: tuple[object, ...] | None = None
+        self._held: EventPublished | None = None
         self._drained = asyncio.Event()
         self._loop.add_reader(end.fileno(), self.handle_one)
 
-    def send(self, *message: object) -> None:
-        """Send, in order, with whatever else is sent in this turn of the loop."""
+    def send(self, message: object) -> None:
+        """Send in order, with the other messages of this turn of the loop."""
         if not self._open:
             return
-        packed = self._packer.pack(message)
+        packed = self._packer.pack(_encode(message))
         if self._turn and self._turn_bytes + len(packed) > PACKET:
             self.push()
         if not self._turn_ends:
@@ -78,9 +91,7 @@ class Link:
         self._turn_bytes += len(packed)
 
     def push(self) -> None:
-        """Give the kernel what was sent in this turn now, for the other side waits for it, and not
-        when the turn is over.
-        """
+        """Give the kernel what was sent in this turn now, because the other side waits for it."""
         if not self._turn:
             return
         data = b"".join(self._turn)
@@ -99,39 +110,39 @@ class Link:
         self._turn_ends = False
         self.push()
 
-    def send_threadsafe(self, *message: object) -> None:
-        """`send`, from another thread. Nothing happens once the loop is closed, as with a closed
+    def send_threadsafe(self, message: object) -> None:
+        """`send`, from another thread. Does nothing once the loop is closed, as with a closed
         link.
         """
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.send, *message)
+            self._loop.call_soon_threadsafe(self.send, message)
 
-    def send_event(self, name: str, fields: object) -> None:
-        """Send an event, or drop it when the other side is behind. The gap in its numbers tells the
-        reader.
+    def send_event(self, event: Event) -> None:
+        """Send an event, or drop it when the other side is behind. The gap in the sequence numbers
+        shows the reader what was dropped.
 
-        The last one is held until the other side has caught up: without it a gap at the end would
-        tell nobody.
+        The last event is held until the other side has caught up: without it a gap at the end would
+        stay unseen.
         """
-        event, self._sequence = ("event", self._sequence, name, fields), self._sequence + 1
+        numbered, self._sequence = EventPublished(self._sequence, event), self._sequence + 1
         if len(self._backlog) < EVENT_BACKLOG:
             self._held = None
-            self.send(*event)
+            self.send(numbered)
         else:
-            self._held = event
+            self._held = numbered
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is with the kernel, or the link is lost."""
+        """Wait until the kernel has everything sent so far, or the link is lost."""
         self.push()
         while self._backlog:
             self._drained.clear()
             await self._drained.wait()
 
     def handle_one(self) -> bool:
-        """Handle one packet that has arrived. False when there is none, or the link is lost.
+        """Handle one packet that has arrived. False when no packet is there, or the link is lost.
 
-        The loop calls it once a look: its next look for more costs less than to be told here that
-        there are none.
+        The loop calls it once per look: the loop's next look for more costs less than a read that
+        would block.
         """
         if self._end.fileno() < 0:
             return False
@@ -140,8 +151,7 @@ class Link:
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            # said once, when the other end went without reading everything; what it had sent comes
-            # next, unannounced
+            # Raised once, when the other end left with unread data. What it had sent comes next.
             self.drain()
             return False
         if not packet:
@@ -149,14 +159,19 @@ class Link:
             self._closed()
             return False
         self._unpacker.feed(packet)
-        for message in self._unpacker:
-            self._handle(message)
+        for values in self._unpacker:
+            try:
+                self._handle(_decode(values))
+            except Exception as error:
+                if self._failed is None:
+                    raise
+                self._failed(error)
             if not self._open:
                 break
         return True
 
     def drain(self) -> None:
-        """Handle everything that has arrived: the last words of a peer that is gone."""
+        """Handle everything that has arrived: the last messages of a peer that is gone."""
         while self.handle_one():
             pass
 
@@ -173,9 +188,7 @@ class Link:
             self._loop.remove_writer(self._end.fileno())
             if self._held is not None:
                 held, self._held = self._held, None
-                self.send(
-                    *held
-                )  # before whoever waits in `flush` is woken, so that it waits for this, too
+                self.send(held)  # before `flush` wakes up, so that it waits for this event too
             self._drained.set()
 
     def _write(self) -> bool:
@@ -186,8 +199,8 @@ class Link:
             except BlockingIOError:
                 return False
             except (BrokenPipeError, ConnectionResetError):
-                # The other end is gone, but its last words may still lie here: the end of what it
-                # sent closes the link.
+                # The other end is gone, but its last messages may still lie here: the end of its
+                # data closes the link.
                 self._stop_writing()
                 return True
             self._backlog.popleft()

@@ -1,6 +1,4 @@
-"""The in-memory form: every end lives on one loop, in one process. Used by the ``inline`` placement
-and by tests.
-"""
+"""The in-memory transport (``memory://``): every end lives on one loop, in one process."""
 
 from __future__ import annotations
 
@@ -9,11 +7,7 @@ from numpy.typing import NDArray
 
 from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.latest import LatestCell
-from tianflow.core.payloads import (
-    NO_VERSION,
-    TrajectoryLayout,
-    Version,
-)
+from tianflow.core.payloads import NO_VERSION, TrajectoryLayout, Version
 from tianflow.errors import BrokenChannelError
 
 
@@ -24,9 +18,38 @@ def heap_arena(layout: TrajectoryLayout, slots: int) -> Arena:
     )
 
 
+class HeapSlots:
+    """`tianflow.interfaces.SlotOwner` in ordinary memory. The system allocates the pages of a slot
+    when they are first touched.
+
+    Args:
+        layout: of a trajectory.
+        capacity: slots of the arena.
+        draws: with replay, the layout of a draw.
+        draw_slots: slots of draws.
+    """
+
+    def __init__(
+        self,
+        *,
+        layout: TrajectoryLayout,
+        capacity: int,
+        draws: TrajectoryLayout | None = None,
+        draw_slots: int = 0,
+    ) -> None:
+        self.arena = heap_arena(layout, capacity)
+        self.draws = None if draws is None else heap_arena(draws, draw_slots)
+
+    def add_slots(self, count: int) -> None:
+        """Nothing to do: touching a page allocates it."""
+
+    def close(self) -> None:
+        """Nothing to do: the memory goes with its last view."""
+
+
 class MemoryWeights:
-    """Both ends of the weights channel in one process. Label and bytes are one value, so no thread
-    sees one without the other.
+    """Both ends of the weights channel. Label and bytes are one value, so no thread sees one
+    without the other.
     """
 
     def __init__(self) -> None:
@@ -44,7 +67,7 @@ class MemoryWeights:
         self._cell.put((version, flat.copy()), version)
 
     def read_into(self, flat: NDArray[np.uint8]) -> Version:
-        """Copy the newest weights out, and say which they are.
+        """Copy the newest weights out. Returns their version.
 
         Raises:
             BrokenChannelError: nothing was published yet.

@@ -1,27 +1,36 @@
-"""Shared memory: slots and weights lie in nameless memory that all processes of a run map; small
-messages go over links.
+"""The shared-memory transport (``shm://``): slots and weights in nameless memory that all processes
+of a run map, messages over socket pairs.
 
-Memory is made with ``memfd_create``: it has no name, so a dead run leaves nothing behind, and
-Docker's limit on ``/dev/shm`` does not apply. Descriptors are handed to children.
+``memfd_create`` makes the memory: it has no name, so a dead run leaves nothing behind, and Docker's
+limit on ``/dev/shm`` does not apply. Host processes inherit the descriptors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.latest import LatestCell
+from tianflow.channels.link import Link, socket_pair
 from tianflow.core.payloads import NO_VERSION, TrajectoryLayout, Version, aligned
 from tianflow.errors import BrokenChannelError, TianflowError
+from tianflow.interfaces import Connection
+
+if TYPE_CHECKING:
+    from tianflow.interfaces import OpenLink
 
 BUFFERS = 4
-"""Copies of the weights: a reader that copies one is overtaken only by a writer that is three
-publishes ahead.
+"""Copies of the weights: a writer overtakes the reader of one copy only after three more publishes.
 """
 _HEADER = 8  # int64 words in front of the buffers, and in front of each
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -46,15 +55,15 @@ class SharedMemory:
 
     @staticmethod
     def create_unsized(label: str) -> int:
-        """A descriptor of memory whose size whoever first attaches it decides (weights: only the
-        learner knows how many).
+        """A descriptor of memory without a size. The first process that attaches it sets the size:
+        only the learner knows how large the weights are.
         """
         return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
     @classmethod
     def create(cls, label: str, nbytes: int) -> SharedMemory:
-        """``nbytes`` that may never grow or shrink (so that no other process can pull pages away
-        from under this one).
+        """Make ``nbytes`` that may never grow or shrink, so that no other process can remove pages
+        of this one.
         """
         fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -67,8 +76,8 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int = 0) -> SharedMemory:
-        """Memory handed over by another process; ``fd`` becomes this object's. If it has no size
-        yet, it gets ``nbytes``, pages and all.
+        """Map the memory of another process; this object owns ``fd`` from now on. Memory without a
+        size gets ``nbytes``, pages included.
 
         Raises:
             TianflowError: the machine has no room.
@@ -79,7 +88,7 @@ class SharedMemory:
         return cls(fd, os.fstat(fd).st_size)
 
     def reserve(self, start: int, nbytes: int) -> None:
-        """Make the pages exist now, so that a full machine is an error here and not a crash later.
+        """Allocate the pages now, so that a full machine is an error here and not a crash later.
 
         Raises:
             TianflowError: the machine has no room.
@@ -94,9 +103,7 @@ class SharedMemory:
 
 
 class SharedArena:
-    """The coordinator's slots: address space for ``capacity`` of them, memory for those added so
-    far.
-    """
+    """The coordinator's slots: address space for ``capacity`` of them, memory for those added."""
 
     def __init__(self, *, layout: TrajectoryLayout, capacity: int) -> None:
         self.memory = SharedMemory.create("tianflow-slots", arena_nbytes(layout, capacity))
@@ -121,8 +128,8 @@ class SharedArena:
 
 
 def weights_checksum(version: Version, flat: NDArray[np.uint8]) -> int:
-    """Sum over the words of ``flat`` (uint8, a multiple of 8 long), tied to its version. Tells a
-    torn copy, not a malicious one.
+    """Sum over the words of ``flat`` (uint8, a multiple of 8 long), tied to its version. It detects
+    a torn copy, not a malicious one.
     """
     words = int(np.add.reduce(flat.view(np.uint64), dtype=np.uint64))
     return (
@@ -134,9 +141,9 @@ class SharedWeights:
     """Both ends of the weights channel over one piece of shared memory: four buffers, each with
     version and checksum.
 
-    Readers find what is there without being told; a grant names a version, too (`announce`), and
-    nothing older is read from then on. A reader copies the newest buffer and verifies version and
-    checksum of its copy; if a writer overtook it, it takes the newest again.
+    Readers look at the memory itself; a grant also names a version (`announce`), and nothing older
+    is read from then on. A reader copies the newest buffer and verifies version and checksum of its
+    copy. If a writer overtook it, it copies the newest buffer again.
 
     Args:
         memory: at least `SharedWeights.nbytes_for` long.
@@ -160,8 +167,8 @@ class SharedWeights:
         ]
         self._announced: LatestCell[None, Version] = LatestCell(None, NO_VERSION)
         self._newest: tuple[int, Version] | None = None
-        """The writer's own newest buffer, and what it wrote there; another writer begins only when
-        this one is gone.
+        """The writer's own newest buffer, and its version. Another writer starts only when this one
+        is gone.
         """
 
     @staticmethod
@@ -171,20 +178,20 @@ class SharedWeights:
 
     @property
     def version(self) -> Version:
-        """The newest version that lies here or was announced. A hint: a label may be read while it
-        is written; `read_into` verifies.
+        """The newest version that is stored here or was announced. A hint: a label may be read
+        while it is written; `read_into` verifies.
         """
         return max(
             self._announced.key, *(self._stored(index) or NO_VERSION for index in range(BUFFERS))
         )
 
     def announce(self, version: Version) -> None:
-        """``version`` was published. An older one than is known already is ignored."""
+        """``version`` was published. A version older than a known one is ignored."""
         self._announced.put(None, version)
 
     def publish(self, version: Version, flat: NDArray[np.uint8]) -> None:
-        """Write into the oldest buffer, which for versions that come in order is the next one.
-        Never waits for a reader.
+        """Write into the oldest buffer: for versions in order, the next one. Never waits for a
+        reader.
         """
         if self._newest is not None and version > self._newest[1]:
             index = (self._newest[0] + 1) % BUFFERS
@@ -193,7 +200,7 @@ class SharedWeights:
         if self._newest is None or version > self._newest[1]:
             self._newest = index, version
         header = self._headers[index]
-        header[0] = 0  # nobody should start on it now; the checksum convicts whoever had started
+        header[0] = 0  # no reader starts on it now; the checksum shows one that had started
         self._buffers[index][:] = flat
         header[1], header[2], header[3] = (
             version.lineage,
@@ -203,7 +210,7 @@ class SharedWeights:
         header[0] = 1
 
     def read_into(self, flat: NDArray[np.uint8]) -> Version:
-        """Copy the newest weights into ``flat`` (uint8 [nbytes]) and say which version they are.
+        """Copy the newest weights into ``flat`` (uint8 [nbytes]). Returns their version.
 
         Raises:
             BrokenChannelError: no whole version was found in a hundred tries.
@@ -228,3 +235,111 @@ class SharedWeights:
     def _stored(self, index: int) -> Version | None:
         header = self._headers[index]
         return Version(int(header[1]), int(header[2])) if header[0] == 1 else None
+
+
+class SharedTransport:
+    """`tianflow.interfaces.Transport` over shared memory: the coordinator's side.
+
+    Args:
+        layout: of a trajectory.
+        capacity: slots that the arena has address space for.
+        draws: with replay, the layout of a draw.
+        draw_slots: slots of draws; they are allocated at once.
+    """
+
+    address = "shm://"
+
+    def __init__(
+        self,
+        *,
+        layout: TrajectoryLayout,
+        capacity: int,
+        draws: TrajectoryLayout | None = None,
+        draw_slots: int = 0,
+    ) -> None:
+        with contextlib.ExitStack() as made:
+            self._slots = SharedArena(layout=layout, capacity=capacity)
+            made.callback(self._slots.memory.close)
+            self._draws = None
+            if draws is not None:
+                self._draws = SharedArena(layout=draws, capacity=draw_slots)
+                made.callback(self._draws.memory.close)
+                self._draws.add_slots(draw_slots)
+            self._weights = SharedMemory.create_unsized("tianflow-weights")
+            made.callback(os.close, self._weights)
+            self._memory = made.pop_all()
+
+    @property
+    def arena(self) -> Arena:
+        """Slots of trajectories, as the coordinator sees them."""
+        return self._slots.arena
+
+    @property
+    def draws(self) -> Arena | None:
+        """With replay, slots of draws."""
+        return None if self._draws is None else self._draws.arena
+
+    def add_slots(self, count: int) -> None:
+        """Allocate ``count`` more slots. TianflowError, and nothing changes, if memory is full."""
+        self._slots.add_slots(count)
+
+    def connect(self) -> Connection:
+        """A connection to a host that is about to start. It inherits its socket, the slots, the
+        weights and, with replay, the draws.
+        """
+        ours, theirs = socket_pair()
+        draws = () if self._draws is None else (self._draws.memory.fd,)
+        inherited = (theirs.fileno(), self._slots.memory.fd, self._weights, *draws)
+        return Connection(partial(Link, end=ours), inherited, theirs.close)
+
+    def close(self) -> None:
+        """Close all descriptors. The memory is free once every host has left. Idempotent."""
+        self._memory.close()
+
+
+class SharedHostTransport:
+    """`tianflow.interfaces.HostTransport` over shared memory: a host's side."""
+
+    def __init__(
+        self, *, end: socket.socket, arena: Arena, weights: int, draws: Arena | None
+    ) -> None:
+        self.arena, self.draws, self._weights = arena, draws, weights
+        self.open_link: OpenLink = partial(Link, end=end)
+
+    @classmethod
+    def attach(
+        cls,
+        address: str,  # noqa: ARG003 - the descriptors say everything
+        descriptors: Sequence[int],
+        *,
+        layout: TrajectoryLayout,
+        draws: TrajectoryLayout | None,
+    ) -> Self:
+        """Map the memory behind the descriptors of `SharedTransport.connect`."""
+        number, slots, weights, *rest = descriptors
+        end = socket.socket(fileno=number)
+        end.setblocking(False)
+        return cls(
+            end=end,
+            arena=_mapped_arena(layout, slots),
+            weights=weights,
+            draws=None if draws is None else _mapped_arena(draws, rest[0]),
+        )
+
+    def open_weights(self, nbytes: int) -> SharedWeights:
+        """The weights channel. The learner's process allocates it."""
+        wanted = SharedWeights.nbytes_for(nbytes)
+        memory = SharedMemory.attach(self._weights, wanted)
+        if nbytes and memory.nbytes != wanted:
+            raise BrokenChannelError(
+                f"this process has {nbytes} bytes of weights, the run has another size; the code "
+                "may have changed while the run was going"
+            )
+        return SharedWeights(memory=memory, nbytes=nbytes)
+
+
+def _mapped_arena(layout: TrajectoryLayout, fd: int) -> Arena:
+    """All the slots of a `SharedArena` of another process."""
+    memory = SharedMemory.attach(fd)
+    capacity = memory.nbytes // arena_nbytes(layout, 1)
+    return Arena(layout=layout, buffer=memory.buffer, capacity=capacity)

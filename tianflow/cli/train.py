@@ -96,14 +96,14 @@ async def _shown(
                     _where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True
                 )
             screen = asyncio.create_task(
-                make_screen(run=session.run, console=console, plain=plain).run(lambda: None)
+                make_screen(run=session.run.control, console=console, plain=plain).run(lambda: None)
             )
             try:
                 await asyncio.wait({session.finished})
             finally:
                 screen.cancel()
                 await asyncio.gather(screen, return_exceptions=True)
-            summary.update(session.run.summary())
+            summary.update(session.run.snapshot.summary())
 
 
 def _show_failure(error: RunError) -> None:
@@ -177,7 +177,7 @@ class _Signals:
             assert self._main is not None
             self._main.cancel()
         elif len(self.caught) == 1:
-            self.session.run.end("stopped", reason)
+            self.session.run.lifecycle.end("stopped", reason)
             self._say(
                 f"{reason}: stopping with a last checkpoint; once more stops at once"
             )  # fails where the terminal is gone

@@ -142,7 +142,7 @@ class ReplayShard:
                 answer, kind = self._prioritise(request), "prioritise_seconds"
             case SaveItems(path=path):
                 file, holdings = self._save(Path(path)), self._update_holdings()
-                return lambda: self._end.kept(file, holdings)
+                return lambda: self._end.saved(file, holdings)
             case DropItems(reason=reason):
                 if reason:
                     self._drop()

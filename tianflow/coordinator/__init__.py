@@ -1,10 +1,11 @@
-"""A run: the one process that supervises, balances, keeps the ledger and the slots, checkpoints,
-and answers.
+"""The coordinator: the one process of a run that supervises, balances, checkpoints and answers. It
+keeps the ledger and the slots.
 
-`Run` makes the parts and lives. Each part owns its state: `Life` how the run goes, `Control` the
-settings in force and who changed them, `Staff` the hosts, `Reception` what they tell, `Goal`
-whether the target is reached, `Rounds` what is due now and then, `Ending` the last things,
-`Readings` what can be seen.
+`Run` makes the parts and connects them. Each part owns its state: `Lifecycle` the state of the run,
+`LiveConfig` the settings in force, `Control` changes and actions, `HostGroup` the hosts, `Inbox`
+what they report, `ComponentRegistry` the components, `CheckpointManager` checkpoints,
+`TargetTracker` the target, `PeriodicTasks` what is due, `Shutdown` the end, `RunSnapshot` what is
+shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeping: checkpoints of a run, where a learner goes on from, and how often writing one failed."""
+"""CheckpointManager: checkpoints of a run, and the state that a new learner starts from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from tianflow.core.payloads import NO_VERSION, SavedState, StateFile, Version
 from tianflow.core.statistics import CheckpointStatistics, HistogramBuilder
@@ -16,22 +16,15 @@ from tianflow.errors import BrokenChannelError, CheckpointError
 from tianflow.logs import logger
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore
 
-log = logger("keeper")
+if TYPE_CHECKING:
+    from tianflow.interfaces import LearnerPort
 
-
-class LearnerPort(Protocol):
-    """The way to the learner, wherever it runs."""
-
-    async def save(self, staged: Path) -> SavedState:
-        """Write the whole state, as of the next boundary, into ``staged``."""
-
-    async def rest(self) -> Version:
-        """Publish the newest version, once the learner is at a boundary; it is held there."""
+log = logger("checkpoints")
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What a resumed run goes on from: counts, and the version of its checkpoint."""
+    """What a resumed run continues: counts, and the version of its checkpoint."""
 
     env_steps: int = 0
     episodes: int = 0
@@ -41,12 +34,12 @@ class ResumePoint:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | None) -> Self:
-        """Those of ``checkpoint``; zeros without one."""
+        """The values of ``checkpoint``; zeros without one."""
         if checkpoint is None:
             return cls()
         manifest = checkpoint.manifest
         elapsed = float(manifest["elapsed_s"])
-        # checkpoints of before this was kept apart: all of the time counts
+        # A checkpoint without "trained_s": all of its time counts.
         trained = float(manifest.get("trained_s", elapsed))
         return cls(
             int(manifest["env_steps"]),
@@ -58,17 +51,17 @@ class ResumePoint:
 
 
 class CheckpointManager:
-    """Writes checkpoints, one at a time, and knows where a learner that starts now begins.
+    """Writes checkpoints, one at a time, and knows what a learner that starts now loads.
 
     Args:
         directory: of the run.
-        keep: how many checkpoints stay.
-        disk: what blocks on the disk runs here.
-        resumed: the checkpoint that the run goes on from.
+        keep: number of checkpoints that stay on disk.
+        disk: executor of what blocks on the disk.
+        resumed: the checkpoint that the run continues.
         learner: the way to a learner that works, or None.
-        manifest: what goes into the manifest beside a saved state.
-        keep_replay: writes what is in replay into a directory, and says which files that took;
-            None: it is not kept.
+        manifest: makes the manifest beside a saved state.
+        save_replay: writes the contents of replay into a directory, and returns the files by name;
+            None: replay is not saved.
     """
 
     def __init__(
@@ -80,47 +73,47 @@ class CheckpointManager:
         resumed: Checkpoint | None,
         learner: Callable[[], LearnerPort | None],
         manifest: Callable[[SavedState], Mapping[str, object]],
-        keep_replay: Callable[[Path], Awaitable[Mapping[str, StateFile]]] | None = None,
+        save_replay: Callable[[Path], Awaitable[Mapping[str, StateFile]]] | None = None,
     ) -> None:
         self._store = CheckpointStore(directory / "checkpoints", keep=keep)
         self._disk, self._resumed, self._learner, self._manifest = disk, resumed, learner, manifest
         self._lineage = resumed.version.lineage if resumed else 0
         self._writing = asyncio.Lock()
-        self._asked = self._written = False
+        self._requested = self._written = False
         self._seconds = HistogramBuilder()
         self.statistics = CheckpointStatistics()
-        self._keep_replay = keep_replay
+        self._save_replay = save_replay
         self.listing: Sequence[Mapping[str, object]] = ()
         """Checkpoints on disk, newest first, as of the last one written."""
 
     @property
     def resumed(self) -> Path | None:
-        """The checkpoint that the run goes on from."""
+        """The checkpoint that the run continues."""
         return None if self._resumed is None else self._resumed.path
 
     @property
     def busy(self) -> bool:
-        """True while one is being written, or waits for the learner's next boundary."""
+        """True while a checkpoint is written, or waits for the learner's next boundary."""
         return self._writing.locked()
 
     @property
-    def kept(self) -> int | None:
-        """Updates in the newest checkpoint on disk, as of the last one written; None: there is
-        none.
+    def newest_updates(self) -> int | None:
+        """Updates in the newest checkpoint on disk, as of the last one written; None without a
+        checkpoint.
         """
         return None if not self.listing else cast("tuple[int, int]", self.listing[0]["version"])[1]
 
     async def open(self) -> None:
-        """Sweep away what a crashed writer left, and look at what is there."""
+        """Remove what a crashed writer left, and list the checkpoints."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._disk, self._store.sweep)
         self.listing = await loop.run_in_executor(self._disk, self._store.list)
 
     async def next_start(self) -> tuple[Version, int, Path | None]:
-        """Where a learner that starts now begins: version of a new lineage, samples trained, and
-        the checkpoint, if any.
+        """What a learner that starts now starts from: the version of a new lineage, samples trained
+        on, and the checkpoint, if any.
 
-        The newest checkpoint that this process made, else the one it was resumed from.
+        It is the newest checkpoint that this process wrote, else the one that the run continues.
         """
         loop = asyncio.get_running_loop()
         if self._written:
@@ -139,25 +132,24 @@ class CheckpointManager:
             found.path,
         )
 
-    def ask(self) -> Coroutine[None, None, object] | None:
-        """What writes one that somebody asked for; None while another that was asked for has not
-        begun, for that one will do.
+    def request(self) -> Coroutine[None, None, object] | None:
+        """Work that writes a checkpoint; None if a requested checkpoint has not begun yet.
 
-        However often people and programs ask, the last checkpoint of a run waits for two at most.
+        However many requests come, the last checkpoint of a run waits for two at most.
         """
-        if self._asked:
+        if self._requested:
             return None
-        self._asked = True
-        return self._save_as_asked()
+        self._requested = True
+        return self._save_as_requested()
 
-    async def _save_as_asked(self) -> None:
+    async def _save_as_requested(self) -> None:
         async with self._writing:
-            self._asked = False
+            self._requested = False
             await self._save()
 
     async def save(self) -> bool:
-        """Write a checkpoint. A failure is counted and logged, and leaves the checkpoints before it
-        alone; False then.
+        """Write a checkpoint. A failure is counted and logged, changes no other checkpoint, and
+        returns False.
         """
         async with self._writing:
             return await self._save()
@@ -190,8 +182,8 @@ class CheckpointManager:
             staged = await asyncio.wrap_future(staging)
             saved = await learner.save(staged)
             manifest = dict(self._manifest(saved))
-            if self._keep_replay is not None:
-                files = await self._keep_replay(staged)
+            if self._save_replay is not None:
+                files = await self._save_replay(staged)
                 manifest["replay_files"] = {
                     name: {"sha256": file.sha256, "nbytes": file.nbytes}
                     for name, file in files.items()
@@ -202,13 +194,11 @@ class CheckpointManager:
                     staged, version=saved.version, state=saved.file, manifest=manifest
                 ),
             )
-        except BaseException:  # a run that is ended at once leaves nothing half-written, either
-            self._disk.submit(self._forget, staging)
+        except BaseException:  # cancelled, too: nothing half-written stays
+            self._disk.submit(self._discard, staging)
             raise
 
-    def _forget(self, staging: Future[Path]) -> None:
-        """Remove what was staged, also where nobody waited for it any more; on the thread that
-        staged it, so afterwards.
-        """
+    def _discard(self, staging: Future[Path]) -> None:
+        """Remove what was staged. It runs on the thread that stages, so afterwards."""
         if not staging.cancelled() and staging.exception() is None:
             self._store.discard(staging.result())

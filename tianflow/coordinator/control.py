@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tianflow.channels.latest import LatestCell
-from tianflow.config import loading as config_loading
-from tianflow.config.model import Config
+from tianflow.config import loading
 from tianflow.config.rules import rate_limits
-from tianflow.coordinator.balancer import Balancer
-from tianflow.coordinator.checkpointing import CheckpointManager
-from tianflow.coordinator.counters import ActiveClock
-from tianflow.coordinator.hosts import HostGroup
-from tianflow.coordinator.lifecycle import ENDED, Lifecycle
-from tianflow.coordinator.slot_manager import SlotManager
-from tianflow.core.events import Event, SettingsChanged
+from tianflow.coordinator.lifecycle import ENDED
+from tianflow.core.events import SettingsChanged
 from tianflow.errors import ConfigError, StateConflictError
-from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.interfaces import LiveSettings
 from tianflow.logs import logger
 from tianflow.rundir.audit_log import NAME, AuditLog, AuditPage
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from tianflow.channels.broadcast import Broadcast
+    from tianflow.config.model import Config
+    from tianflow.coordinator.balancer import Balancer
+    from tianflow.coordinator.checkpointing import CheckpointManager
+    from tianflow.coordinator.counters import ActiveClock
+    from tianflow.coordinator.hosts import HostGroup
+    from tianflow.coordinator.lifecycle import Lifecycle
+    from tianflow.coordinator.slot_manager import SlotManager
+    from tianflow.core.statistics import RunStatistics, SinkStatistics
+    from tianflow.exchange.exchange import Exchange
+
 log = logger("coordinator")
 
 
 class LiveConfig:
-    """The live settings: one cell that every host follows, with a generation that grows with each
-    change.
+    """The live settings: one cell that every host follows. Its generation grows with each change.
 
     Args:
         config: settings at the start.
@@ -39,6 +45,11 @@ class LiveConfig:
 
     def __init__(self, config: Config) -> None:
         self.cell: LatestCell[LiveSettings, int] = LatestCell(LiveSettings(config, config.bound), 0)
+        self.changes = 0
+        """Changes of the config that were put in force."""
+        self.refused = 0
+        """Changes of the config that were refused."""
+        self._held_for_good = False
 
     @property
     def config(self) -> Config:
@@ -47,7 +58,7 @@ class LiveConfig:
 
     @property
     def paused(self) -> bool:
-        """True if nobody is to begin anything."""
+        """True while the run is paused."""
         return self.cell.value.paused
 
     @property
@@ -56,19 +67,26 @@ class LiveConfig:
         return self.cell.key
 
     def put(self, config: Config, *, bound: int | None) -> None:
-        """``config`` is in force, under ``bound``."""
+        """Put ``config`` in force, under ``bound``."""
+        self.changes += 1
         self._put(replace(self.cell.value, config=config, bound=bound))
 
     def pause(self, paused: bool) -> None:
-        """Whether nobody is to begin anything."""
+        """Pause the run, or end the pause."""
         self._put(replace(self.cell.value, paused=paused))
 
-    def hold_learner(self, hold: bool) -> None:
-        """Whether the learner is to rest at its next boundary."""
-        self._put(replace(self.cell.value, hold_learner=hold))
+    def hold_learner(self, *, for_good: bool = False) -> None:
+        """The learner rests at its next boundary. ``for_good``: it is not released any more."""
+        self._held_for_good |= for_good
+        self._put(replace(self.cell.value, hold_learner=True))
+
+    def release_learner(self) -> None:
+        """The learner continues."""
+        if not self._held_for_good:
+            self._put(replace(self.cell.value, hold_learner=False))
 
     def set_bound(self, bound: int | None) -> None:
-        """Controllers asked for another bound than the one in force."""
+        """Controllers requested ``bound``."""
         if bound != self.cell.value.bound:
             self._put(replace(self.cell.value, bound=bound))
 
@@ -77,150 +95,182 @@ class LiveConfig:
 
 
 class Control:
-    """Changes and actions of people and programs, each of them audited.
+    """`tianflow.interfaces.RunControl`: changes and actions of people and programs, each of them
+    audited, and what they see of the run.
 
     Args:
-        life: of the run.
-        in_force: its settings.
-        room: says whether slots allow a change, and makes them.
-        exchange: where grants are held and let go.
+        run_id: name of the run.
+        directory: of the run, where its config is stored.
+        events: for observers.
+        sinks: counts of sinks, by name.
+        lifecycle: of the run.
+        live: its settings.
+        slots: check whether memory allows a change, and grow.
+        exchange: where grants are held and released.
         balancer: says which bound a config means.
-        staff: whose number follows the config.
-        keeper: writes checkpoints.
+        hosts: follow the number of actors.
+        checkpoints: writes and lists them.
         clock: stands still while the run is paused.
-        directory: of the run, where its config is kept.
-        disk: what blocks on the disk runs here.
-        publish: tells observers.
+        disk: executor of what blocks on the disk.
+        statistics: all numbers of the run.
+        alive: whether the coordinator's tick is young.
     """
 
     def __init__(
         self,
         *,
-        life: Lifecycle,
-        in_force: LiveConfig,
-        room: SlotManager,
+        run_id: str,
+        directory: Path,
+        events: Broadcast,
+        sinks: dict[str, SinkStatistics],
+        lifecycle: Lifecycle,
+        live: LiveConfig,
+        slots: SlotManager,
         exchange: Exchange,
         balancer: Balancer,
-        staff: HostGroup,
-        keeper: CheckpointManager,
+        hosts: HostGroup,
+        checkpoints: CheckpointManager,
         clock: ActiveClock,
-        directory: Path,
         disk: Executor,
-        publish: Callable[[Event], None],
+        statistics: Callable[[], RunStatistics],
+        alive: Callable[[], bool],
     ) -> None:
-        self._life, self._in_force, self._room, self._exchange = life, in_force, room, exchange
-        self._balancer, self._staff, self._keeper, self._clock = balancer, staff, keeper, clock
-        self._directory, self._disk, self._publish = directory, disk, publish
-        self._journal = AuditLog(path=directory / NAME, executor=disk)
-        self.changed = 0
-        """Changes that were put in force."""
-        self.refused = 0
-        """Changes that were refused."""
+        self.id, self.directory, self.events, self.sinks = run_id, directory, events, sinks
+        self._lifecycle, self._live, self._slots, self._exchange = lifecycle, live, slots, exchange
+        self._balancer, self._hosts, self._clock = balancer, hosts, clock
+        self._checkpoints, self._disk, self._alive = checkpoints, disk, alive
+        self._audit = AuditLog(path=directory / NAME, executor=disk)
+        self.statistics = statistics
+
+    # Changes
+    # ----------------------------------------------------------------------------------------------
 
     def change(self, changes: Mapping[str, Mapping[str, object]], *, source: str) -> int:
-        """Put live settings in force, whole or not at all."""
-        self._life.require_going()
-        before = self._in_force.config
+        """Put live settings in force: all of them, or none."""
+        self._lifecycle.require_active()
+        before = self._live.config
         try:
-            config = config_loading.with_changes(before, changes)
-            self._room.check(config)
-            self._room.grow(config, self._exchange)
+            config = loading.with_changes(before, changes)
+            self._slots.check(config)
+            self._slots.grow(config, self._exchange)
         except ConfigError:
-            self.refused += 1
+            self._live.refused += 1
             raise
         paths = sorted({f"{section}.{key}" for section, keys in changes.items() for key in keys})
         old, new = ({path: _at(which, path) for path in paths} for which in (before, config))
-        self._journal.add(source, "change", old=old, new=new)
-        self.changed += 1
-        self._in_force.put(config, bound=self._balancer.bound_with(config))
-        self._disk.submit(self._remember, config)
+        self._audit.add(source, "change", old=old, new=new)
+        self._live.put(config, bound=self._balancer.bound_with(config))
+        self._disk.submit(self._store, config)
         if isinstance(self._exchange, ReplayExchange):
             self._exchange.set_rate(rate_limits(config))
         if config.actors.count != before.actors.count:
-            self._staff.place(config)
-        self._publish(SettingsChanged(self._in_force.generation, tuple(paths)))
-        return self._in_force.generation
+            self._hosts.place(config)
+        self.events.publish(SettingsChanged(self._live.generation, tuple(paths)))
+        return self._live.generation
 
-    def _remember(self, config: Config) -> None:
+    def _store(self, config: Config) -> None:
         """A resumed run has every change, also those that no checkpoint has seen."""
         try:
-            config_loading.write_config(self._directory, config)
+            loading.write_config(self.directory, config)
         except OSError as error:
             log.warning("the settings in force cannot be written", error=str(error))
 
+    # Actions
+    # ----------------------------------------------------------------------------------------------
+
     def pause(self, *, source: str) -> str:
-        """Nobody begins anything until `resume`."""
-        life = self._life
-        life.require_going()
-        if not self._in_force.paused:
-            self._journal.add(source, "pause")
-            life.state = "paused" if life.state == "running" else life.state
+        """Begin nothing new until `resume`."""
+        lifecycle = self._lifecycle
+        lifecycle.require_active()
+        if not self._live.paused:
+            self._audit.add(source, "pause")
+            lifecycle.state = "paused" if lifecycle.state == "running" else lifecycle.state
             self._clock.pause()
             self._exchange.hold_grants("paused")
-            self._in_force.pause(True)
+            self._live.pause(True)
         return "paused"
 
     def resume(self, *, source: str) -> str:
-        """Go on after `pause`."""
-        life = self._life
-        life.require_going()
-        if self._in_force.paused:
-            self._journal.add(source, "resume")
-            life.state = "running" if life.state == "paused" else life.state
+        """Continue after `pause`."""
+        lifecycle = self._lifecycle
+        lifecycle.require_active()
+        if self._live.paused:
+            self._audit.add(source, "resume")
+            lifecycle.state = "running" if lifecycle.state == "paused" else lifecycle.state
             self._clock.resume()
-            self._in_force.pause(False)
+            self._live.pause(False)
             self._exchange.release_grants("paused")
         return "running"
 
     def drain(self, *, source: str) -> str:
         """Begin nothing new, train on what is there as far as it fills batches, then end."""
-        self._life.require_going()
-        self._exchange.hold_grants(
-            "draining"
-        )  # before a pause is lifted, for whoever waits would be let in
+        self._lifecycle.require_active()
+        # Before a pause ends, or waiting actors would get grants.
+        self._exchange.hold_grants("draining")
         self.resume(source=source)
-        self._journal.add(source, "drain")
-        self._life.state = "draining"
-        self._life.end("done", "drained")
+        self._audit.add(source, "drain")
+        self._lifecycle.state = "draining"
+        self._lifecycle.end("done", "drained")
         return "draining"
 
     def stop(self, *, source: str) -> str:
-        """End with a checkpoint; what is open is dropped(stopped)."""
-        life = self._life
-        if life.state in ENDED:
-            raise StateConflictError(f"the run is {life.state}")
-        life.drop_the_drain()
-        if not life.ending.is_set():
-            self._journal.add(source, "stop")
-        life.end("stopped", source)
+        """End with a checkpoint; open tickets are dropped(stopped)."""
+        lifecycle = self._lifecycle
+        if lifecycle.state in ENDED:
+            raise StateConflictError(f"the run is {lifecycle.state}")
+        lifecycle.cancel_drain()
+        if not lifecycle.ending.is_set():
+            self._audit.add(source, "stop")
+        lifecycle.end("stopped", source)
         return "stopping"
 
     def request_checkpoint(self, *, source: str) -> str:
-        """Write one as soon as the learner is at a boundary."""
-        self._life.require_going()
-        self._journal.add(source, "checkpoint")
-        if (saving := self._keeper.ask()) is not None:
-            self._life.go_on_with(saving)
-        return self._life.state
+        """Write a checkpoint at the learner's next boundary."""
+        self._lifecycle.require_active()
+        self._audit.add(source, "checkpoint")
+        if (saving := self._checkpoints.request()) is not None:
+            self._lifecycle.run_in_background(saving)
+        return self._lifecycle.state
 
-    def hold_learner(self, hold: bool) -> None:
-        """The learner rests at its next boundary, or goes on; while the run stops it is never let
-        go.
-        """
-        self._in_force.hold_learner(hold or self._life.state == "stopping")
+    # Reading
+    # ----------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """Settings in force."""
+        return self._live.config
+
+    @property
+    def generation(self) -> int:
+        """Generation of the settings in force."""
+        return self._live.generation
+
+    @property
+    def state(self) -> str:
+        """See `RunStatistics.state`."""
+        return self._lifecycle.state
+
+    @property
+    def alive(self) -> bool:
+        """True while the coordinator's own tick is young."""
+        return self._alive()
 
     @property
     def audited(self) -> int:
-        """Changes and actions of this process so far."""
-        return self._journal.count
+        """Number of changes and actions of this process."""
+        return self._audit.count
 
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions of this process."""
-        return tuple(self._journal.records)
+        return tuple(self._audit.records)
 
     async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
         """A page of all changes and actions, those before a resume included."""
-        return await self._journal.read(before=before, limit=limit)
+        return await self._audit.read(before=before, limit=limit)
+
+    def checkpoints(self) -> Sequence[Mapping[str, object]]:
+        """Checkpoints on disk, newest first, as of the last one written."""
+        return self._checkpoints.listing
 
 
 def _at(config: Config, path: str) -> object:

@@ -1,6 +1,4 @@
-"""The small accounts a coordinator keeps beside the ledger: episodes, paused time, who waits for
-what, the audit.
-"""
+"""Counters of the coordinator beside the ledger: active time, episodes, waiting time."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ the threshold.
 
 
 class ActiveClock:
-    """Monotonic seconds, less those for which the run was paused: what patience is measured
-    with.
+    """Monotonic seconds, less the time for which the run was paused. The exchange measures patience
+    with it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,19 +32,19 @@ class ActiveClock:
         ) - self._paused_s
 
     def pause(self) -> None:
-        """Stand still. Idempotent."""
+        """Stop the clock. Idempotent."""
         if self._paused_since is None:
             self._paused_since = self._clock()
 
     def resume(self) -> None:
-        """Go on. Idempotent."""
+        """Start the clock again. Idempotent."""
         if self._paused_since is not None:
             self._paused_s += self._clock() - self._paused_since
             self._paused_since = None
 
 
 class EpisodeTally:
-    """Finished episodes of training: how many, and the last hundred."""
+    """Finished episodes of training: their number, and the last hundred."""
 
     def __init__(self, *, count: int = 0) -> None:
         self.count = count
@@ -62,7 +60,7 @@ class EpisodeTally:
 
     @property
     def mean(self) -> float | None:
-        """Mean return of the last hundred; None before there are so many."""
+        """Mean return of the last hundred; None while there are fewer."""
         return (
             sum(self.returns) / len(self.returns) if len(self.returns) == RECENT_EPISODES else None
         )

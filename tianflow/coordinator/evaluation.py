@@ -1,146 +1,53 @@
-"""finished episodes, evaluations -> TargetTracker -> whether the target is reached, and
-since when.
+"""EvaluationScheduler and TargetTracker: evaluations, one at a time, and whether a run has reached
+its target return.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from tianflow.coordinator.checkpointing import LearnerPort
 from tianflow.coordinator.counters import EpisodeTally
-from tianflow.coordinator.lifecycle import Lifecycle
-from tianflow.core.payloads import Episode, Evaluation, Version
 from tianflow.errors import BrokenChannelError, EnvironmentFailedError
 from tianflow.logs import logger
 
+if TYPE_CHECKING:
+    from tianflow.coordinator.control import LiveConfig
+    from tianflow.coordinator.lifecycle import Lifecycle
+    from tianflow.core.payloads import Episode, Evaluation, Version
+    from tianflow.interfaces import EvaluatorPort, LearnerPort
 
-class TargetTracker:
-    """Finds out whether a run has reached its target return, and ends it then.
-
-    Episodes of training, and evaluations, only say that it seems so: `confirm` has exactly the
-    newest version judged.
-
-    Args:
-        life: of the run.
-        judge: evaluates.
-        target: mean return to reach; None: there is no target.
-        episodes: finished before a resume.
-    """
-
-    def __init__(
-        self,
-        *,
-        life: Lifecycle,
-        judge: EvaluationScheduler,
-        target: Callable[[], float | None],
-        episodes: int,
-    ) -> None:
-        self._life, self._judge, self._target = life, judge, target
-        self.episodes = EpisodeTally(count=episodes)
-        """Of training."""
-        self.reached = False
-        """True once an evaluation has confirmed it."""
-        self.time_to_target_s: float | None = None
-        """Seconds of training until the target was first seen; None: not yet."""
-        self._evaluated_at = episodes
-
-    @property
-    def busy(self) -> bool:
-        """True while an evaluation goes on."""
-        return self._judge.busy
-
-    def episodes_finished(self, episodes: Sequence[Episode]) -> None:
-        """Count ``episodes``; where their mean return reaches the target, have that confirmed."""
-        self.episodes.add(episodes)
-        target, mean = self._target(), self.episodes.mean
-        if target is None or mean is None or mean < target or self._life.state != "running":
-            return
-        self._note_time()
-        fresh = self.episodes.count - self._evaluated_at
-        if not self.busy and fresh >= len(self.episodes.returns):
-            self._evaluated_at = self.episodes.count
-            self._life.go_on_with(self._confirm(target))
-
-    async def evaluate(self) -> None:
-        """A good one is confirmed at once: where actors explore, the returns of training never show
-        that the target is reached.
-        """
-        target = self._target()
-        if (
-            await self._judge.judge(target=target)
-            and target is not None
-            and self._life.state == "running"
-        ):
-            await self._confirm(target)
-
-    async def evaluate_last(self) -> None:
-        """EvaluationScheduler the version that the run ends with, unless it was confirmed
-        already.
-        """
-        if not self.reached:
-            await self._judged_to_reach(self._target())
-
-    async def _confirm(self, target: float) -> None:
-        """Training seems to have reached the target: judge exactly the newest version, and end if
-        it has.
-        """
-        if await self._judged_to_reach(target):
-            self._life.end("done", "target_return")
-
-    async def _judged_to_reach(self, target: float | None) -> bool:
-        """EvaluationScheduler the newest version; True, and noted, if its mean return reached
-        ``target``.
-        """
-        reached = await self._judge.judge(target=target, hold=True)
-        if reached:
-            self.reached = True
-            self._note_time()
-        return reached
-
-    def _note_time(self) -> None:
-        if self.time_to_target_s is None:
-            self.time_to_target_s = self._life.training_s
-
-
-log = logger("judge")
-
-
-class EvaluatorPort(Protocol):
-    """The way to the evaluator, wherever it runs."""
-
-    async def evaluate(self, at_least: Version) -> Evaluation:
-        """Play with the newest version, which is ``at_least`` this one."""
+log = logger("evaluation")
 
 
 class EvaluationScheduler:
-    """Asks for evaluations, one at a time.
+    """Runs evaluations, one at a time.
 
     Args:
-        ports: the ways to learner and evaluator, None where one is not there.
-        hold: holds the learner at its next boundary, or lets it go.
+        ports: the ways to learner and evaluator, None where a port is missing.
+        live: settings that hold the learner.
         published: the newest published version.
-        timeout_s: how long an evaluation may take; the evaluator is given up then.
-        give_up: ends the evaluator.
-        judged: told of every evaluation.
+        timeout_s: limit of one evaluation.
+        timed_out: called when an evaluation takes longer; restarts the evaluator.
+        evaluated: receives every evaluation.
     """
 
     def __init__(
         self,
         *,
         ports: Callable[[], tuple[LearnerPort | None, EvaluatorPort | None]],
-        hold: Callable[[bool], None],
+        live: LiveConfig,
         published: Callable[[], Version],
         timeout_s: float,
-        give_up: Callable[[], None],
-        judged: Callable[[Evaluation], None],
+        timed_out: Callable[[], None],
+        evaluated: Callable[[Evaluation], None],
     ) -> None:
-        self._ports, self._hold, self._published = ports, hold, published
-        self._timeout_s, self._give_up, self._judged = timeout_s, give_up, judged
-        self._judging = asyncio.Lock()
+        self._ports, self._live, self._published = ports, live, published
+        self._timeout_s, self._timed_out, self._evaluated = timeout_s, timed_out, evaluated
+        self._lock = asyncio.Lock()
         self.failures = 0
-        """Evaluations that came to nothing."""
+        """Evaluations without a result."""
         self.newest: dict[str, float] = {}
         """``version``, ``mean_return`` and ``episodes`` of the newest evaluation; empty before the
         first.
@@ -148,41 +55,41 @@ class EvaluationScheduler:
 
     @property
     def busy(self) -> bool:
-        """True while an evaluation goes on."""
-        return self._judging.locked()
+        """True while an evaluation runs."""
+        return self._lock.locked()
 
-    async def judge(self, *, target: float | None = None, hold: bool = False) -> bool:
-        """Evaluate; True if the mean return reached ``target``. A failure is logged and counted,
-        and is no success.
+    async def evaluate(self, *, target: float | None = None, hold: bool = False) -> bool:
+        """Evaluate; True if the mean return reached ``target``. A failure is logged, counted, and
+        False.
 
-        With ``hold`` it is exactly the learner's newest version, which rests meanwhile; it goes on
-        resting after a success, so that what is saved then is what was judged.
+        ``hold``: evaluate exactly the learner's newest version, while the learner rests. It stays
+        at rest after True, so that the checkpoint holds the version that was evaluated.
         """
-        async with self._judging:
+        async with self._lock:
             reached = False
             try:
                 if hold:
-                    self._hold(True)
-                self._record(await self._evaluate(hold))
+                    self._live.hold_learner()
+                self._record(await self._play(hold))
                 reached = target is not None and self.newest["mean_return"] >= target
             except (BrokenChannelError, EnvironmentFailedError) as error:
                 self.failures += 1
                 log.warning("an evaluation failed", error=str(error))
             finally:
                 if hold and not reached:
-                    self._hold(False)
+                    self._live.release_learner()
             return reached
 
-    async def _evaluate(self, hold: bool) -> Evaluation:
+    async def _play(self, hold: bool) -> Evaluation:
         learner, evaluator = self._ports()
         if learner is None or evaluator is None:
-            raise BrokenChannelError("evaluator or learner is not there")
+            raise BrokenChannelError("evaluator or learner is missing")
         at_least = await learner.rest() if hold else self._published()
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await evaluator.evaluate(at_least)
         except TimeoutError:
-            self._give_up()
+            self._timed_out()
             raise BrokenChannelError(
                 f"it took longer than evaluation.timeout_s = {self._timeout_s:g} s"
             ) from None
@@ -197,4 +104,90 @@ class EvaluationScheduler:
             mean_return=round(mean, 2),
             episodes=count,
         )
-        self._judged(evaluation)
+        self._evaluated(evaluation)
+
+
+class TargetTracker:
+    """Finds out whether a run has reached its target return, and then ends it.
+
+    Episodes of training, and evaluations between, are only a hint: an evaluation of exactly the
+    newest version confirms it.
+
+    Args:
+        lifecycle: of the run.
+        evaluation: evaluates.
+        target: mean return to reach; None: the run has no target.
+        episodes: number of episodes before a resume.
+    """
+
+    def __init__(
+        self,
+        *,
+        lifecycle: Lifecycle,
+        evaluation: EvaluationScheduler,
+        target: Callable[[], float | None],
+        episodes: int,
+    ) -> None:
+        self._lifecycle, self._evaluation, self._target = lifecycle, evaluation, target
+        self.episodes = EpisodeTally(count=episodes)
+        """Of training."""
+        self.reached = False
+        """True once an evaluation has confirmed it."""
+        self.time_to_target_s: float | None = None
+        """Seconds of training until the target was first reached; None before."""
+        self._evaluated_at = episodes
+
+    @property
+    def busy(self) -> bool:
+        """True while an evaluation runs."""
+        return self._evaluation.busy
+
+    def episodes_finished(self, episodes: Sequence[Episode]) -> None:
+        """Count ``episodes``. If their mean return reaches the target, start an evaluation that
+        confirms it.
+        """
+        self.episodes.add(episodes)
+        target, mean = self._target(), self.episodes.mean
+        if target is None or mean is None or mean < target or self._lifecycle.state != "running":
+            return
+        self._note_time()
+        fresh = self.episodes.count - self._evaluated_at
+        if not self.busy and fresh >= len(self.episodes.returns):
+            self._evaluated_at = self.episodes.count
+            self._lifecycle.run_in_background(self._confirm(target))
+
+    async def evaluate(self) -> None:
+        """Evaluate the newest published version. A result that reaches the target is confirmed at
+        once: where actors explore, the returns of training may never reach it.
+        """
+        target = self._target()
+        if (
+            await self._evaluation.evaluate(target=target)
+            and target is not None
+            and self._lifecycle.state == "running"
+        ):
+            await self._confirm(target)
+
+    async def evaluate_last(self) -> None:
+        """Evaluate the version that the run ends with, unless it was confirmed already."""
+        if not self.reached:
+            await self._reaches(self._target())
+
+    async def _confirm(self, target: float) -> None:
+        """Evaluate exactly the newest version, and end the run if it reaches ``target``."""
+        if await self._reaches(target):
+            self._lifecycle.end("done", "target_return")
+
+    async def _reaches(self, target: float | None) -> bool:
+        """Evaluate exactly the newest version. True, and recorded, if its mean return reaches
+        ``target``.
+        """
+        reached = await self._evaluation.evaluate(target=target, hold=True)
+        if reached:
+            self.reached = True
+            self._note_time()
+        return reached
+
+    def _note_time(self) -> None:
+        if self.time_to_target_s is None:
+            self.time_to_target_s = self._lifecycle.training_s

@@ -1,42 +1,51 @@
-"""The hosts of a run, as the one who employs them sees them: there are none before the run has
-begun.
-"""
+"""HostGroup: the hosts of a run. It is empty before the run begins."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from tianflow.config.model import Config
-from tianflow.coordinator.registry import ComponentRegistry
-from tianflow.coordinator.supervisor import HostHandle, HostTimeouts, Supervisor
-from tianflow.core.program import HostSpec
-from tianflow.errors import RunError
-from tianflow.exchange.exchange import Exchange
+from tianflow.coordinator.supervisor import HostTimeouts, Supervisor
 from tianflow.ledger.tickets import State
-from tianflow.planning import placement as system
+from tianflow.planning import placement
+
+if TYPE_CHECKING:
+    from tianflow.config.model import Config
+    from tianflow.coordinator.registry import ComponentRegistry
+    from tianflow.core.program import HostSpec, LauncherCapabilities
+    from tianflow.errors import RunError
+    from tianflow.exchange.exchange import Exchange
+    from tianflow.interfaces import HostHandle, HostStarter
 
 
 class HostGroup:
-    """Has the hosts that a config asks for started, and knows those that live.
+    """Keeps the hosts that a config asks for, and knows which are alive.
 
     Args:
-        exchange: whose open tickets show whether an actor gets on.
-        roster: who rebuilds its environments.
+        exchange: whose open tickets show the progress of actors.
+        registry: shows which components rebuild their environments.
+        capabilities: of the launcher.
     """
 
-    def __init__(self, *, exchange: Exchange, roster: ComponentRegistry) -> None:
-        self._exchange, self._roster = exchange, roster
+    def __init__(
+        self,
+        *,
+        exchange: Exchange,
+        registry: ComponentRegistry,
+        capabilities: LauncherCapabilities,
+    ) -> None:
+        self._exchange, self._registry, self._capabilities = exchange, registry, capabilities
         self._supervisor: Supervisor | None = None
 
     def open(
         self,
         config: Config,
         *,
-        start: Callable[[HostSpec, int], Awaitable[HostHandle]],
+        start: HostStarter,
         lost: Callable[[HostSpec, str], None],
         failed: Callable[[RunError], None],
     ) -> Supervisor:
-        """The supervisor of a run that begins with ``config``. For the other arguments see
+        """Make the supervisor of a run that begins with ``config``. For the other arguments see
         `Supervisor`.
         """
         self._supervisor = Supervisor(
@@ -49,10 +58,10 @@ class HostGroup:
             progress=self._exchange.arena.progress,
             rebuilding=lambda: [
                 (c.name, c.time.since)
-                for c in self._roster.reports
+                for c in self._registry.reports
                 if c.time.current == "rebuilding"
             ],
-            patience=HostTimeouts(
+            timeouts=HostTimeouts(
                 config.env.step_timeout_s, config.env.start_timeout_s, config.evaluation.timeout_s
             ),
             max_restarts=config.run.max_restarts,
@@ -62,23 +71,23 @@ class HostGroup:
         return self._supervisor
 
     def place(self, config: Config) -> None:
-        """The hosts of ``config``, and no others, should live."""
+        """Run exactly the hosts of ``config``."""
         if self._supervisor is not None:
-            self._supervisor.reconcile(system.build(config).placement.hosts)
+            self._supervisor.reconcile(placement.build(config, self._capabilities).hosts)
 
-    def give_up_evaluator(self) -> None:
-        """It takes too long: it is ended, and starts again."""
+    def restart_evaluator(self) -> None:
+        """Kill the evaluator's host, because an evaluation hangs; it restarts."""
         if self._supervisor is not None:
             self._supervisor.kill("evaluator", "env_hang")
 
     @property
     def handles(self) -> Mapping[str, HostHandle]:
-        """Hosts that live now."""
+        """The hosts that are alive, by name."""
         return self._supervisor.handles if self._supervisor is not None else {}
 
     @property
     def learner_silent_for(self) -> float:
-        """Seconds since the learner's host was last heard of; 0 if there is none."""
+        """Seconds since the learner's host last reported; 0 if it is not alive."""
         handles = self.handles
         return handles["learner"].silent_for if "learner" in handles else 0.0
 
@@ -89,5 +98,5 @@ class HostGroup:
 
     @property
     def restarts(self) -> dict[tuple[str, str], int]:
-        """How often each host was started again, by host and reason."""
+        """How often each host was restarted, by host and reason."""
         return dict(self._supervisor.restarts) if self._supervisor is not None else {}

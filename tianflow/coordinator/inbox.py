@@ -1,72 +1,89 @@
-"""what hosts tell -> Inbox -> roster, exchange, goal and observers."""
+"""reports of hosts -> Inbox -> registry, exchange, target and observers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tianflow.channels.broadcast import Broadcast
-from tianflow.coordinator.checkpointing import LearnerPort
-from tianflow.coordinator.control import LiveConfig
-from tianflow.coordinator.evaluation import EvaluatorPort, TargetTracker
-from tianflow.coordinator.lifecycle import Lifecycle
-from tianflow.coordinator.registry import ComponentRegistry
 from tianflow.core.events import EnvironmentFailed, EpisodesFinished, Event, HostExited
-from tianflow.core.payloads import Episode
-from tianflow.core.program import HostSpec
-from tianflow.core.statistics import ComponentStatistics
-from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
-from tianflow.exchange.shards import ShardPort, answers
 from tianflow.logs import logger
+
+if TYPE_CHECKING:
+    from tianflow.channels.broadcast import Broadcast
+    from tianflow.channels.messages import ShardAnswer
+    from tianflow.coordinator.control import LiveConfig
+    from tianflow.coordinator.evaluation import TargetTracker
+    from tianflow.coordinator.lifecycle import Lifecycle
+    from tianflow.coordinator.registry import ComponentRegistry
+    from tianflow.core.payloads import Episode
+    from tianflow.core.program import HostSpec
+    from tianflow.core.statistics import ComponentStatistics
+    from tianflow.errors import RunError
+    from tianflow.exchange.exchange import Exchange
+    from tianflow.interfaces import EvaluatorPort, LearnerPort, ShardPort
 
 log = logger("coordinator")
 
 
 class Inbox:
-    """Where a launcher brings what its hosts say, and how learner and evaluator can be reached.
+    """`tianflow.interfaces.HostInbox`, and the ports to learner and evaluator.
 
     Args:
-        life: of the run.
-        in_force: its settings.
-        roster: who works.
-        exchange: what a lost host held comes back there.
-        goal: looks at finished episodes.
+        lifecycle: of the run.
+        live: its settings.
+        registry: of its components.
+        exchange: gets back the tickets of a lost host.
+        target: counts finished episodes.
         events: for observers.
     """
 
     def __init__(
         self,
         *,
-        life: Lifecycle,
-        in_force: LiveConfig,
-        roster: ComponentRegistry,
+        lifecycle: Lifecycle,
+        live: LiveConfig,
+        registry: ComponentRegistry,
         exchange: Exchange,
-        goal: TargetTracker,
+        target: TargetTracker,
         events: Broadcast,
     ) -> None:
-        self._life, self._in_force, self._roster = life, in_force, roster
-        self._exchange, self._goal, self._events = exchange, goal, events
-        self.learner_port: LearnerPort | None = None
-        """The way to the learner, set by the launcher when it makes one."""
-        self.evaluator_port: EvaluatorPort | None = None
+        self._lifecycle, self._live, self._registry = lifecycle, live, registry
+        self._exchange, self._target, self._events = exchange, target, events
+        self.learner: LearnerPort | None = None
+        """The way to the learner; None while no host has one."""
+        self.evaluator: EvaluatorPort | None = None
         """The way to the evaluator, likewise."""
 
+    def register_learner(self, port: LearnerPort) -> None:
+        """The learner is reached by ``port``, until its host is lost."""
+        self.learner = port
+
+    def register_evaluator(self, port: EvaluatorPort) -> None:
+        """The evaluator is reached by ``port``, until its host is lost."""
+        self.evaluator = port
+
     def component_started(self, name: str) -> None:
-        """A component does its work."""
-        roster = self._roster
-        roster.started(name)
-        actors = roster.an_actor_was_started or not self._in_force.config.actors.count
-        if self._life.state == "starting" and roster.was_started("learner") and actors:
-            self._life.training_begins("paused" if self._in_force.paused else "running")
+        """A component works. Training begins with the learner and the first actor."""
+        registry = self._registry
+        registry.started(name)
+        actors = registry.an_actor_was_started or not self._live.config.actors.count
+        if self._lifecycle.state == "starting" and registry.was_started("learner") and actors:
+            self._lifecycle.training_begins("paused" if self._live.paused else "running")
 
     def component_ended(self, name: str) -> None:
-        """A component has ended as it was asked to, while the run goes on without it."""
-        if not self._life.ending.is_set():
-            self._roster.forget(name)
+        """A component has ended, as it was asked to, while the run continues."""
+        if not self._lifecycle.ending.is_set():
+            self._registry.forget(name)
 
-    def report(self, statistics: ComponentStatistics) -> None:
-        """A component's newest numbers."""
-        self._roster.report(statistics)
+    def report(self, statistics: Sequence[ComponentStatistics]) -> None:
+        """The newest numbers of components."""
+        for component in statistics:
+            self._registry.report(component)
+
+    def fail(self, error: RunError) -> None:
+        """The run cannot continue."""
+        self._lifecycle.fail(error)
 
     def episodes_finished(self, holder: str, episodes: Sequence[Episode]) -> None:
         """Episodes ended in a committed trajectory."""
@@ -78,18 +95,18 @@ class Inbox:
                     tuple(e.length for e in episodes),
                 )
             )
-            self._goal.episodes_finished(episodes)
+            self._target.episodes_finished(episodes)
 
     def shard_opened(self, index: int, incarnation: int, port: ShardPort) -> None:
-        """A replay shard works, in this life of its host."""
+        """A replay shard works, in this incarnation of its host."""
         self._replay.shard_opened(index, incarnation, port)
 
-    def shard_answers(self, index: int, incarnation: int) -> Callable[..., None]:
-        """What takes the answers of replay shard ``index`` in this life of its host."""
-        return answers(self._replay, index, incarnation)
+    def shard_answered(self, index: int, incarnation: int, answer: ShardAnswer) -> None:
+        """A replay shard has answered a request."""
+        self._replay.shard_answered(index, incarnation, answer)
 
     def publish(self, event: Event) -> None:
-        """Tell observers."""
+        """Show ``event`` to observers."""
         if isinstance(event, EnvironmentFailed):
             log.warning(
                 "an environment failed",
@@ -99,21 +116,25 @@ class Inbox:
             )
         self._events.publish(event)
 
+    def events_lost(self, count: int) -> None:
+        """``count`` events were lost on their way here."""
+        self._events.count_lost(count)
+
     def host_lost(self, host: HostSpec, reason: str) -> None:
-        """A host is gone and reaped: what it held comes back."""
+        """A host is gone and reaped: its tickets come back."""
         for component in host.components:
             if component.role == "learner":
-                self.learner_port, self._roster.learner_works = None, False
+                self.learner, self._registry.learner_works = None, False
                 self._exchange.learner_lost("stopped" if reason == "stopped" else "learner_lost")
             elif component.role == "evaluator":
-                self.evaluator_port = None
+                self.evaluator = None
             elif component.role == "replay":
                 self._replay.shard_lost(
                     component.index, "stopped" if reason == "stopped" else "shard_lost"
                 )
             else:
                 self._exchange.holder_lost(component.name, reason)
-            self._roster.forget(component.name)
+            self._registry.forget(component.name)
         self.publish(HostExited(host.name, reason))
 
     @property

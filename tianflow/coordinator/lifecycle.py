@@ -1,5 +1,5 @@
-"""How a run goes, from "starting" to its end, and the work in the background whose failure is the
-run's.
+"""Lifecycle, PeriodicTasks and Shutdown: the state of a run from "starting" to its end, what is due
+from time to time, and the orderly end.
 """
 
 from __future__ import annotations
@@ -18,22 +18,28 @@ from tianflow.logs import logger
 
 if TYPE_CHECKING:
     from tianflow.coordinator.checkpointing import CheckpointManager
-    from tianflow.coordinator.control import Control, LiveConfig
+    from tianflow.coordinator.control import LiveConfig
     from tianflow.coordinator.evaluation import TargetTracker
     from tianflow.coordinator.hosts import HostGroup
+    from tianflow.coordinator.inbox import Inbox
     from tianflow.coordinator.supervisor import Supervisor
     from tianflow.exchange.exchange import Exchange
 
 ENDED = ("done", "failed", "stopped")
+TICK_S = 0.1
+"""Between two looks at what is due, or at what an ending run waits for."""
+STALE_TICK_S = 5.0
+"""After so many seconds without a tick a run does not count as alive."""
+EVALUATION = "evaluation"
 
 log = logger("coordinator")
 
 
 class Lifecycle:
-    """The state of a run, and why it ends.
+    """The state of a run, why it ends, and the background work whose failure ends it.
 
     Args:
-        before_s: seconds that the run had lived before it was resumed.
+        before_s: seconds that the run had lasted before it was resumed.
         trained_before_s: those of them that count towards the limit.
     """
 
@@ -43,40 +49,40 @@ class Lifecycle:
         self.ending = asyncio.Event()
         """Set once the run is to end."""
         self.end_state = "done"
-        """What the run will be when it has ended."""
+        """The state of the run after its end."""
         self.end_reason = ""
-        """Why the run ended; "" while it goes on."""
+        """Why the run ended; "" before."""
         self.hurried = False
-        """Somebody wants it to end who came when it was ending already."""
-        self.evaluates_until: float | None = None
-        """`time.monotonic` when the last evaluation of the run is given up; None while there is
-        none.
+        """A stop request has arrived while the run was already ending."""
+        self.evaluation_deadline: float | None = None
+        """`time.monotonic` at which the last evaluation of the run times out; None while no such
+        evaluation runs.
         """
         self.first_error: RunError | None = None
         self.background: set[asyncio.Task[object]] = set()
-        """Work that goes on beside the run."""
+        """Work beside the run."""
         self._before_s, self._trained_before_s = before_s, trained_before_s
         self._began = time.monotonic()
         self._training_began: float | None = None
         self._training_ended: float | None = None
 
-    # Going on
+    # Running
     # ----------------------------------------------------------------------------------------------
 
     def training_begins(self, state: str) -> None:
-        """Learner and actors are first at work: the run is in ``state``, running or paused."""
+        """Learner and actors work for the first time: the run is in ``state``."""
         self.state = state
         self._training_began = time.monotonic()
 
-    def require_going(self) -> None:
+    def require_active(self) -> None:
         """Raise StateConflictError if the run has ended or is ending."""
         if self.state in ENDED or self.state == "stopping" or self.ending.is_set():
             raise StateConflictError(
                 f"the run is {self.state if self.state in ENDED else 'ending'}"
             )
 
-    def go_on_with(self, work: Coroutine[None, None, object]) -> None:
-        """Do ``work`` beside the run. What it raises ends the run."""
+    def run_in_background(self, work: Coroutine[None, None, object]) -> None:
+        """Do ``work`` beside the run. An exception in it ends the run."""
         task = asyncio.get_running_loop().create_task(work)
         self.background.add(task)
         task.add_done_callback(self._background_ended)
@@ -91,8 +97,8 @@ class Lifecycle:
     # ----------------------------------------------------------------------------------------------
 
     def end(self, state: str, reason: str) -> None:
-        """The run is to end in ``state`` because of ``reason``; the first reason stays. Whoever
-        stops one that is ending hurries it.
+        """End the run in ``state`` because of ``reason``; the first reason stays. A stop of an
+        ending run hurries it.
         """
         if not self.ending.is_set():
             self.end_state, self.end_reason = state, reason
@@ -101,7 +107,7 @@ class Lifecycle:
             self.hurried = True
 
     def fail(self, error: RunError) -> None:
-        """The run cannot go on. The first error is the one that is shown last."""
+        """The run cannot continue. The first error is the one that is shown."""
         if self.first_error is None:
             self.first_error = error
             log.error("the run failed", component=error.component, error=error.summary)
@@ -109,29 +115,29 @@ class Lifecycle:
             self.end_state = "failed"
         self.end("failed", str(error))
 
-    def drop_the_drain(self) -> None:
-        """A drain is not waited for any longer: the run ends as one that was stopped."""
+    def cancel_drain(self) -> None:
+        """A run that drains ends like one that was stopped, without waiting for open tickets."""
         if self.state == "draining":
             self.end_state = "stopped"
 
     @property
     def ends_at_once(self) -> bool:
-        """True if what is open is waited for no longer."""
+        """True if the end does not wait for open tickets."""
         return self.end_state in ("failed", "stopped")
 
     def training_ends(self) -> None:
-        """Nothing is begun or trained on any more; the last things follow, and their time does not
-        count as training.
+        """Training is over. The time of evaluation and checkpoint that follow does not count as
+        training.
         """
         self.state = "stopping"
         self._training_ended = time.monotonic()
 
-    def ended(self) -> None:
-        """Everybody was sent home."""
+    def finish(self) -> None:
+        """Every host has left."""
         self.state = self.end_state if self.first_error is None else "failed"
 
-    def over(self) -> None:
-        """Nothing follows, not even if training was cut off."""
+    def close(self) -> None:
+        """Stop the clock of training, also where the run was cancelled."""
         if self._training_ended is None:
             self._training_ended = time.monotonic()
 
@@ -139,12 +145,12 @@ class Lifecycle:
     # ----------------------------------------------------------------------------------------------
 
     def elapsed_s(self, now: float) -> float:
-        """Seconds of life up to ``now``, those before a resume included."""
+        """Seconds that the run has lasted at ``now``, those before a resume included."""
         return self._before_s + now - self._began
 
     def trained_s(self, now: float) -> float:
-        """Seconds that count towards the limit: while learner and actors were at work, before a
-        resume, too.
+        """Seconds that count towards the limit: while learner and actors worked, those before a
+        resume included.
         """
         if self._training_began is None:
             return self._trained_before_s
@@ -156,40 +162,35 @@ class Lifecycle:
 
     @property
     def training_s(self) -> float | None:
-        """Seconds since learner and actors were first at work, up to the end of training; None
-        before.
-        """
+        """Seconds from the beginning of training to its end, or until now; None before it."""
         now = time.monotonic() if self._training_ended is None else self._training_ended
         return None if self._training_began is None else now - self._training_began
 
 
-TICK_S = 0.1
-STALE_TICK_S = 5.0
-
-
 class PeriodicTasks:
-    """Looks ten times a second whether something is due.
+    """Checks ten times a second what is due: limits of the run, checkpoints, evaluations.
 
     Args:
-        life: of the run.
-        in_force: its settings.
-        keeper: writes checkpoints.
-        goal: has evaluations made.
+        lifecycle: of the run.
+        live: its settings.
+        checkpoints: writes them.
+        target: evaluates.
         env_steps: steps so far.
-        updates: so far.
+        updates: updates so far.
     """
 
     def __init__(
         self,
         *,
-        life: Lifecycle,
-        in_force: LiveConfig,
-        keeper: CheckpointManager,
-        goal: TargetTracker,
+        lifecycle: Lifecycle,
+        live: LiveConfig,
+        checkpoints: CheckpointManager,
+        target: TargetTracker,
         env_steps: Callable[[], int],
         updates: Callable[[], int],
     ) -> None:
-        self._life, self._in_force, self._keeper, self._goal = life, in_force, keeper, goal
+        self._lifecycle, self._live = lifecycle, live
+        self._checkpoints, self._target = checkpoints, target
         self._env_steps, self._updates = env_steps, updates
         self.loop_lag = HistogramBuilder()
         """By how much the loop was late, in seconds, at every tick."""
@@ -202,140 +203,129 @@ class PeriodicTasks:
 
     async def run(self) -> None:
         """Tick until cancelled."""
-        loop, life = asyncio.get_running_loop(), self._life
+        loop, lifecycle = asyncio.get_running_loop(), self._lifecycle
         next_save = next_evaluation = time.monotonic()
-        next_save += self._in_force.config.checkpoint.every_s
+        next_save += self._live.config.checkpoint.every_s
         while True:
             asked = loop.time()
             await asyncio.sleep(TICK_S)
             self.loop_lag.add(max(0.0, loop.time() - asked - TICK_S))
             now = self.last_tick = time.monotonic()
-            config = self._in_force.config
+            config = self._live.config
             self._check_limits(now)
             if now >= next_save and not config.run.deterministic:
                 next_save = now + config.checkpoint.every_s
-                if not self._keeper.busy:  # one that waits for a slow learner will do
-                    life.go_on_with(self._keeper.save())
+                if not self._checkpoints.busy:  # a checkpoint that waits for a slow learner will do
+                    lifecycle.run_in_background(self._checkpoints.save())
             every = config.evaluation.every_s
-            idle = (
-                not self._goal.busy and not life.ending.is_set()
-            )  # one behind the other, the last of the run would wait for all
-            if every is not None and now >= next_evaluation and idle and life.state == "running":
+            # One at a time: the last evaluation of the run would have to wait for all others.
+            idle = not self._target.busy and not lifecycle.ending.is_set()
+            if every is None or now < next_evaluation:
+                continue
+            if idle and lifecycle.state == "running":
                 next_evaluation = now + every
-                life.go_on_with(self._goal.evaluate())
+                lifecycle.run_in_background(self._target.evaluate())
 
     def _check_limits(self, now: float) -> None:
-        limits = self._in_force.config.run
+        limits = self._live.config.run
         if limits.max_env_steps is not None and self._env_steps() >= limits.max_env_steps:
-            self._life.end("done", "max_env_steps")
+            self._lifecycle.end("done", "max_env_steps")
         elif limits.max_updates is not None and self._updates() >= limits.max_updates:
-            self._life.end("done", "max_updates")
-        elif limits.max_seconds is not None and self._life.trained_s(now) >= limits.max_seconds:
-            self._life.end("done", "max_seconds")
-
-
-TICK_S = 0.1
-EVALUATION = "evaluation"
-
-log = logger("coordinator")
+            self._lifecycle.end("done", "max_updates")
+        elif (
+            limits.max_seconds is not None and self._lifecycle.trained_s(now) >= limits.max_seconds
+        ):
+            self._lifecycle.end("done", "max_seconds")
 
 
 class Shutdown:
-    """The last things of a run.
+    """The orderly end of a run: drain or drop, evaluate, save, stop the hosts.
 
     Args:
-        life: of the run.
-        in_force: its settings.
-        exchange: closed in the end.
-        control: holds the learner.
-        staff: whether the learner still speaks.
-        keeper: writes the last checkpoint.
-        goal: has the last version judged.
-        has_learner: whether there is a way to the learner.
+        lifecycle: of the run.
+        live: its settings; they hold the learner.
+        exchange: closed at the end.
+        hosts: show whether the learner still reports.
+        checkpoints: writes the last checkpoint.
+        target: evaluates the last version.
+        inbox: has the way to the learner.
     """
 
     def __init__(
         self,
         *,
-        life: Lifecycle,
-        in_force: LiveConfig,
+        lifecycle: Lifecycle,
+        live: LiveConfig,
         exchange: Exchange,
-        control: Control,
-        staff: HostGroup,
-        keeper: CheckpointManager,
-        goal: TargetTracker,
-        has_learner: Callable[[], bool],
+        hosts: HostGroup,
+        checkpoints: CheckpointManager,
+        target: TargetTracker,
+        inbox: Inbox,
     ) -> None:
-        self._life, self._in_force, self._exchange, self._control = (
-            life,
-            in_force,
-            exchange,
-            control,
-        )
-        self._staff, self._keeper, self._goal, self._has_learner = staff, keeper, goal, has_learner
+        self._lifecycle, self._live, self._exchange = lifecycle, live, exchange
+        self._hosts, self._checkpoints = hosts, checkpoints
+        self._target, self._inbox = target, inbox
 
-    async def wind_down(self, supervisor: Supervisor) -> None:
-        """Drain or drop, save, judge, and send every host home."""
-        life, exchange = self._life, self._exchange
-        if life.state == "draining" and life.end_state != "failed":
-            await self._while_the_learner_answers(self._drained(), "what was begun")
-        life.training_ends()
+    async def run(self, supervisor: Supervisor) -> None:
+        """Until every host has left."""
+        lifecycle, exchange = self._lifecycle, self._exchange
+        if lifecycle.state == "draining" and lifecycle.end_state != "failed":
+            await self._while_the_learner_reports(self._drained(), "open trajectories")
+        lifecycle.training_ends()
         exchange.hold_grants("ending")
         exchange.drop_open("stopped")
         exchange.close()
-        if life.end_state != "failed":
-            self._control.hold_learner(
-                True
-            )  # what it has pulled ahead would be an update more than the last checkpoint holds
-            # by itself: it is judged at the version it ended with; one that was at its limit before
-            # a learner began has none to judge
-            if life.end_state == "done" and exchange.ledger.version != NO_VERSION:
-                await self._while_the_learner_answers(self._goal.evaluate_last(), EVALUATION)
-            # apart: an evaluation that takes all its time, of episodes that never end, say, must
-            # not cost the checkpoint
-            await self._while_the_learner_answers(self._keeper.save(), "checkpoint")
+        if lifecycle.end_state != "failed":
+            # A batch that the learner has pulled already would make an update that the last
+            # checkpoint does not hold.
+            self._live.hold_learner(for_good=True)
+            # A run that ends by itself is evaluated at its last version. A run that was at its
+            # limit before a learner began has no version.
+            if lifecycle.end_state == "done" and exchange.ledger.version != NO_VERSION:
+                await self._while_the_learner_reports(self._target.evaluate_last(), EVALUATION)
+            # A wait of its own: an evaluation whose episodes never end must not cost the
+            # checkpoint.
+            await self._while_the_learner_reports(self._checkpoints.save(), "checkpoint")
         await supervisor.stop()
         exchange.drop_open("stopped")
-        life.ended()
+        lifecycle.finish()
 
-    async def _while_the_learner_answers(
+    async def _while_the_learner_reports(
         self, work: Coroutine[None, None, object], what: str
     ) -> None:
-        """Do ``work``, which waits for the learner, but let a learner that has been stopped not
-        keep the run from ending.
-
-        An evaluation is given up, too, when somebody wants the run to end at last.
+        """Do ``work``, which waits for the learner; skip it when the learner is silent or it takes
+        too long. A second stop request skips an evaluation, too.
         """
         task = asyncio.get_running_loop().create_task(work)
-        config = self._in_force.config
+        config = self._live.config
         deadline = time.monotonic() + config.evaluation.timeout_s
         if what == EVALUATION:
-            self._life.evaluates_until = deadline
+            self._lifecycle.evaluation_deadline = deadline
         try:
             while not task.done():
                 late = time.monotonic() > deadline
-                silent = self._staff.learner_silent_for > config.run.grace_s
-                if late or silent or (self._life.hurried and what == EVALUATION):
+                silent = self._hosts.learner_silent_for > config.run.grace_s
+                if late or silent or (self._lifecycle.hurried and what == EVALUATION):
                     reason = (
                         "the learner is silent"
                         if silent
                         else "it takes too long"
                         if late
-                        else "somebody stopped it"
+                        else "a stop was requested"
                     )
-                    log.warning("the run ends without its last things", missing=what, reason=reason)
+                    log.warning("the end of the run skips a step", skipped=what, reason=reason)
                     return
                 await asyncio.wait({task}, timeout=TICK_S)
             task.result()
         finally:
-            self._life.evaluates_until = None
+            self._lifecycle.evaluation_deadline = None
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def _drained(self) -> None:
-        """Until what was begun is trained on, as far as it fills batches."""
+        """Until everything begun is trained on, as far as it fills batches."""
         ledger = self._exchange.ledger
-        while self._has_learner() and not self._life.ends_at_once:
+        while self._inbox.learner is not None and not self._lifecycle.ends_at_once:
             open_ = len(ledger.live(State.GRANTED, State.BEGUN, State.TAKEN))
             if not open_ and len(ledger.live(State.COMMITTED)) < ledger.limits.batch:
                 return

@@ -1,11 +1,9 @@
-"""Slots, and the exchange over them: what a run makes of its config at the start, and how far a
-live change may stretch it.
-"""
+"""SlotManager: the slots of a run, and the exchange over them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tianflow.config.rules import rate_limits
 from tianflow.coordinator.balancer import make_controllers
@@ -18,23 +16,10 @@ from tianflow.planning.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 from tianflow.replay.rate_limiter import Limiter
 
 if TYPE_CHECKING:
-    from tianflow.channels.arena import Arena
     from tianflow.config.model import Config
     from tianflow.core.payloads import TrajectoryLayout
+    from tianflow.interfaces import SlotOwner
     from tianflow.rundir.checkpoints import Checkpoint
-
-
-class SlotOwner(Protocol):
-    """Whoever owns the memory of slots."""
-
-    @property
-    def arena(self) -> Arena: ...
-    @property
-    def draws(self) -> Arena | None:
-        """With replay, where what is drawn lies."""
-
-    def add_slots(self, count: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class SlotManager:
@@ -47,7 +32,6 @@ class SlotManager:
 
     def __init__(self, *, owner: SlotOwner, layout: TrajectoryLayout) -> None:
         self._owner, self._layout = owner, layout
-        self.draws = owner.draws
 
     def open(
         self,
@@ -57,13 +41,13 @@ class SlotManager:
         beta: Callable[[], float],
         resumed: Checkpoint | None,
     ) -> Exchange:
-        """Make the first slots, and the exchange over them.
+        """Allocate the first slots, and make the exchange over them.
 
         Args:
             config: settings at the start.
-            clock: monotonic seconds, less the time the run was paused.
+            clock: monotonic seconds, less the time for which the run was paused.
             beta: exponent of importance weights in force.
-            resumed: with replay, whose counts the limiter goes on from.
+            resumed: with replay, the checkpoint whose counts the limiter continues.
         """
         wanted = min(slots_wanted(config), slots_capacity(config, self._layout))
         self._owner.add_slots(wanted)
@@ -72,13 +56,13 @@ class SlotManager:
             limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted)),
             slots=wanted,
         )
-        if self.draws is None or config.algorithm.window is None:
+        if self._owner.draws is None or config.algorithm.window is None:
             return Exchange(ledger=ledger, arena=arena, clock=clock)
         return ReplayExchange(
             ledger=ledger,
             arena=arena,
             clock=clock,
-            draws=self.draws,
+            draws=self._owner.draws,
             slots=DRAW_SLOTS,
             limiter=_limiter(config, resumed),
             period=config.algorithm.window[1],
@@ -90,35 +74,30 @@ class SlotManager:
         )
 
     def check(self, config: Config) -> None:
-        """Raise ConfigError if ``config`` cannot be put in force: a controller refuses it, or
-        memory has too few slots for batch and actors.
+        """Raise ConfigError if ``config`` cannot be put in force: a controller refuses it, or the
+        memory limit holds too few slots for a batch and the actors.
         """
         make_controllers(config)
         capacity, batch = slots_capacity(config, self._layout), config.algorithm.batch_trajectories
         if capacity < batch:
             message = (
-                f"the memory limit holds {capacity} trajectories: fewer than a batch can "
-                "never feed the learner"
+                f"the memory limit holds {capacity} trajectories: fewer than a batch can never "
+                "feed the learner"
             )
             raise ConfigError(
                 [Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")]
             )
-        if capacity < batch + config.actors.count:
+        count, most = config.actors.count, capacity - batch
+        if count > most:
             message = (
-                f"the memory limit holds {capacity} trajectories, and a batch of {batch} "
-                "and a slot for every actor are more"
+                f"the memory limit holds {capacity} trajectories: too few for a batch of {batch} "
+                "and a slot for every actor"
             )
-            raise ConfigError(
-                [
-                    Problem(
-                        "actors.count", config.actors.count, message, f"at most {capacity - batch}"
-                    )
-                ]
-            )
+            raise ConfigError([Problem("actors.count", count, message, f"at most {most}")])
 
     def grow(self, config: Config, exchange: Exchange) -> None:
-        """Make the slots that ``config`` wants exist. Raises ConfigError, and nothing changes, when
-        the machine has no room.
+        """Allocate the slots that ``config`` wants. Raises ConfigError, and nothing changes, when
+        the machine's memory is full.
         """
         room = min(slots_capacity(config, self._layout), exchange.arena.capacity)
         more = min(slots_wanted(config), room) - exchange.ledger.slots
@@ -137,8 +116,6 @@ def _limiter(config: Config, resumed: Checkpoint | None) -> Limiter:
     limiter = Limiter(limits=rate_limits(config))
     if resumed is not None and "replay" in resumed.manifest:
         limiter.restore(resumed.manifest["replay"])
-        if not resumed.manifest.get(
-            "replay_files"
-        ):  # nothing of what was counted is there any more
+        if not resumed.manifest.get("replay_files"):  # the items that it counted were not saved
             limiter.deleted(limiter.statistics().size)
     return limiter

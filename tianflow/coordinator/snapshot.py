@@ -1,6 +1,4 @@
-"""What can be seen of a run at one moment: its statistics, whether it is ready, its manifest and
-its summary.
-"""
+"""RunSnapshot: a run at one moment, as statistics, readiness, manifest and summary."""
 
 from __future__ import annotations
 
@@ -11,22 +9,26 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tianflow.channels.broadcast import Broadcast
-from tianflow.coordinator.balancer import Balancer
-from tianflow.coordinator.checkpointing import CheckpointManager, ResumePoint
-from tianflow.coordinator.control import Control, LiveConfig
-from tianflow.coordinator.evaluation import EvaluationScheduler, TargetTracker
-from tianflow.coordinator.hosts import HostGroup
-from tianflow.coordinator.lifecycle import Lifecycle, PeriodicTasks
-from tianflow.coordinator.registry import ComponentRegistry
-from tianflow.core.payloads import EnvironmentSpec, SavedState
-from tianflow.core.statistics import Diagnosis, LedgerSnapshot, RunStatistics, SinkStatistics
-from tianflow.exchange.exchange import Exchange
+from tianflow.core.statistics import Diagnosis, LedgerSnapshot, RunStatistics
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.logs import logger
 from tianflow.observability.diagnosis import DiagnosisWindow
 from tianflow.rundir.summary import SUMMARY, summarise
+
+if TYPE_CHECKING:
+    from tianflow.channels.broadcast import Broadcast
+    from tianflow.coordinator.balancer import Balancer
+    from tianflow.coordinator.checkpointing import CheckpointManager, ResumePoint
+    from tianflow.coordinator.control import LiveConfig
+    from tianflow.coordinator.evaluation import EvaluationScheduler, TargetTracker
+    from tianflow.coordinator.hosts import HostGroup
+    from tianflow.coordinator.lifecycle import Lifecycle, PeriodicTasks
+    from tianflow.coordinator.registry import ComponentRegistry
+    from tianflow.core.payloads import EnvironmentSpec, SavedState
+    from tianflow.core.statistics import SinkStatistics
+    from tianflow.exchange.exchange import Exchange
 
 log = logger("coordinator")
 
@@ -37,8 +39,8 @@ class RunSnapshot:
     Args:
         run_id: its name.
         spec: of the environments.
-        base: what a resumed run goes on from.
-        sinks: what sinks counted, by name.
+        base: what a resumed run continues.
+        sinks: counts of sinks, by name.
         others: the parts.
     """
 
@@ -48,44 +50,27 @@ class RunSnapshot:
         run_id: str,
         spec: EnvironmentSpec,
         base: ResumePoint,
-        life: Lifecycle,
-        in_force: LiveConfig,
+        lifecycle: Lifecycle,
+        live: LiveConfig,
         exchange: Exchange,
-        roster: ComponentRegistry,
+        registry: ComponentRegistry,
         balancer: Balancer,
-        control: Control,
-        keeper: CheckpointManager,
-        judge: EvaluationScheduler,
-        goal: TargetTracker,
-        staff: HostGroup,
-        rounds: PeriodicTasks,
+        checkpoints: CheckpointManager,
+        evaluation: EvaluationScheduler,
+        target: TargetTracker,
+        hosts: HostGroup,
+        periodic: PeriodicTasks,
         events: Broadcast,
         sinks: Mapping[str, SinkStatistics],
     ) -> None:
-        self._id, self._spec, self._base, self._life, self._in_force = (
-            run_id,
-            spec,
-            base,
-            life,
-            in_force,
-        )
-        self._exchange, self._roster, self._balancer, self._control = (
-            exchange,
-            roster,
-            balancer,
-            control,
-        )
-        self._keeper, self._judge, self._goal, self._staff, self._rounds = (
-            keeper,
-            judge,
-            goal,
-            staff,
-            rounds,
-        )
-        self._events, self._sinks = events, sinks
-        self._watch = DiagnosisWindow()
+        self._id, self._spec, self._base = run_id, spec, base
+        self._lifecycle, self._live, self._exchange = lifecycle, live, exchange
+        self._registry, self._balancer, self._checkpoints = registry, balancer, checkpoints
+        self._evaluation, self._target, self._hosts = evaluation, target, hosts
+        self._periodic, self._events, self._sinks = periodic, events, sinks
+        self._diagnosis = DiagnosisWindow()
         self.last_update = 0.0
-        """When the last update was settled: seconds since the epoch."""
+        """Unix time of the last settled update; 0 before."""
 
     @property
     def env_steps(self) -> int:
@@ -93,83 +78,83 @@ class RunSnapshot:
         return self._base.env_steps + self._exchange.ledger.steps_committed
 
     def ready(self) -> tuple[bool, tuple[str, ...]]:
-        """Whether training can proceed, and why not. Paused by a person is ready."""
-        state, roster, config = self._life.state, self._roster, self._in_force.config
+        """Whether training can proceed, and why not. A paused run is ready."""
+        state, registry, config = self._lifecycle.state, self._registry, self._live.config
         if state == "starting":
-            there = {
-                "learner": roster.was_started("learner"),
-                "an actor": roster.an_actor_was_started,
+            started = {
+                "learner": registry.was_started("learner"),
+                "an actor": registry.an_actor_was_started,
             }
-            waiting = [name for name, started in there.items() if not started]
+            waiting = [name for name, works in started.items() if not works]
             return False, (f"starting: waiting for {' and '.join(waiting)}",) if waiting else (
                 "starting",
             )
         if state not in ("running", "paused", "draining"):
             return False, (f"the run is {state}",)
         reasons = []
-        if not roster.learner_works:
+        if not registry.learner_works:
             reasons.append("the learner is gone and not yet back")
         if isinstance(self._exchange, ReplayExchange) and not self._exchange.shards_up:
             reasons.append("no replay shard is up: nothing is stored or drawn")
-        for name, handle in self._staff.handles.items():
+        for name, handle in self._hosts.handles.items():
             if handle.silent_for > 3.0 + config.metrics.interval_s:
                 reasons.append(f"host {name!r} has said nothing for {handle.silent_for:.0f} s")
-        if config.actors.count and not any(c.role == "actor" for c in roster.reports):
+        if config.actors.count and not any(c.role == "actor" for c in registry.reports):
             reasons.append("no actor is alive")
         elif not config.actors.count:
             reasons.append("there are no actors: actors.count is 0")
         return not reasons, tuple(reasons)
 
     def statistics(self) -> RunStatistics:
-        """Everything, at one moment."""
-        now, config, goal = time.monotonic(), self._in_force.config, self._goal
+        """All numbers, at one moment."""
+        now, config, target = time.monotonic(), self._live.config, self._target
         ready, reasons = self.ready()
         env_steps = self.env_steps
         statistics = RunStatistics(
             run=self._id,
-            state=self._life.state,
+            state=self._lifecycle.state,
             ready=ready,
             reasons=reasons,
             now=now,
-            elapsed_s=self._life.elapsed_s(now),
+            elapsed_s=self._lifecycle.elapsed_s(now),
             ledger=self._ledger(),
-            components=tuple(self._roster.reports),
+            components=tuple(self._registry.reports),
             controllers=self._balancer.statistics(),
             env_steps=env_steps,
             env_frames=env_steps * self._spec.frames_per_step,
-            episodes=goal.episodes.count,
-            recent_returns=tuple(goal.episodes.returns),
-            recent_lengths=tuple(goal.episodes.lengths),
-            evaluation=dict(self._judge.newest),
-            evaluation_failures=self._judge.failures,
-            restarts=self._staff.restarts,
-            starts=self._staff.starts,
+            episodes=target.episodes.count,
+            recent_returns=tuple(target.episodes.returns),
+            recent_lengths=tuple(target.episodes.lengths),
+            evaluation=dict(self._evaluation.newest),
+            evaluation_failures=self._evaluation.failures,
+            restarts=self._hosts.restarts,
+            starts=self._hosts.starts,
             events_dropped=self._events.dropped,
             sinks=dict(self._sinks),
             events_received=self._events.published,
-            generation=self._in_force.generation,
-            settings_changes=self._control.changed,
-            settings_refused=self._control.refused,
-            checkpoint=self._keeper.statistics,
-            loop_lag=self._rounds.loop_lag.read(),
+            generation=self._live.generation,
+            settings_changes=self._live.changes,
+            settings_refused=self._live.refused,
+            checkpoint=self._checkpoints.statistics,
+            loop_lag=self._periodic.loop_lag.read(),
             last_update_timestamp=self.last_update,
             actors_wanted=config.actors.count,
-            diagnosis=Diagnosis(self._life.state, ""),
+            diagnosis=Diagnosis(self._lifecycle.state, ""),
             replay=self._exchange.replay_statistics()
             if isinstance(self._exchange, ReplayExchange)
             else None,
             target_return=config.run.target_return,
-            time_to_target_s=goal.time_to_target_s,
-            trained_s=self._life.trained_s(now),
-            evaluating=self._judge.busy,
+            time_to_target_s=target.time_to_target_s,
+            trained_s=self._lifecycle.trained_s(now),
+            evaluating=self._evaluation.busy,
             evaluation_left_s=None
-            if self._life.evaluates_until is None
-            else max(0.0, self._life.evaluates_until - now),
+            if self._lifecycle.evaluation_deadline is None
+            else max(0.0, self._lifecycle.evaluation_deadline - now),
         )
-        return self._watch.diagnosed(statistics, config)
+        return self._diagnosis.diagnosed(statistics, config)
 
     def _ledger(self) -> LedgerSnapshot:
-        """As it is; until a first learner works, a resumed run stands at the version of its
+        """Of the ledger. Until a first learner works, a resumed run is at the version of its
         checkpoint.
         """
         found = self._exchange.ledger.snapshot()
@@ -180,7 +165,7 @@ class RunSnapshot:
         )
 
     def manifest(self, saved: SavedState) -> dict[str, object]:
-        """What a checkpoint keeps beside the state that the learner ``saved``."""
+        """The manifest of a checkpoint, beside the state that the learner ``saved``."""
         replay = (
             {"replay": self._exchange.limiter.snapshot()}
             if isinstance(self._exchange, ReplayExchange)
@@ -191,29 +176,29 @@ class RunSnapshot:
             "run": self._id,
             "env_steps": self.env_steps,
             "samples": saved.samples,
-            "episodes": self._goal.episodes.count,
-            "elapsed_s": self._life.elapsed_s(time.monotonic()),
-            "trained_s": self._life.trained_s(time.monotonic()),
-            "config": json.loads(self._in_force.config.model_dump_json()),
-            "recent_returns": list(self._goal.episodes.returns),
-            "evaluation": self._judge.newest,
+            "episodes": self._target.episodes.count,
+            "elapsed_s": self._lifecycle.elapsed_s(time.monotonic()),
+            "trained_s": self._lifecycle.trained_s(time.monotonic()),
+            "config": json.loads(self._live.config.model_dump_json()),
+            "recent_returns": list(self._target.episodes.returns),
+            "evaluation": self._evaluation.newest,
         }
 
     def summary(self) -> dict[str, object]:
-        """What ``summary.json`` and ``--json`` say of the run."""
-        life = self._life
+        """The contents of ``summary.json`` and of ``--json``."""
+        lifecycle = self._lifecycle
         return summarise(
             self.statistics(),
-            reason=life.end_reason,
-            target_reached=self._goal.reached,
-            training_s=life.training_s,
-            seed=self._in_force.config.run.seed,
-            error=str(life.first_error) if life.first_error else None,
-            checkpoint=self._keeper.kept,
+            reason=lifecycle.end_reason,
+            target_reached=self._target.reached,
+            training_s=lifecycle.training_s,
+            seed=self._live.config.run.seed,
+            error=str(lifecycle.first_error) if lifecycle.first_error else None,
+            checkpoint=self._checkpoints.newest_updates,
         )
 
-    async def keep_summary(self, directory: Path, disk: Executor) -> None:
-        """Keep the summary in ``directory``; a disk that takes none is told of and no error."""
+    async def write_summary(self, directory: Path, disk: Executor) -> None:
+        """Write the summary into ``directory``. A disk that refuses it is logged, not an error."""
         text = json.dumps(self.summary(), indent=2) + "\n"
         try:
             await asyncio.get_running_loop().run_in_executor(

@@ -8,52 +8,30 @@ import asyncio
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import RunError
 from tianflow.logs import logger
 
+if TYPE_CHECKING:
+    from tianflow.interfaces import HostHandle, HostStarter
+
 TICK_S = 0.5
 """Between two looks at progress."""
 START_ATTEMPTS = 3
-"""A host that could not be started so often in a row will not be: the run ends instead of idling.
-"""
+"""After so many failed starts of a host in a row the run ends, instead of trying for ever."""
 BACKOFF_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Waited before a restart, by how many restarts of this host lie in the window."""
+"""Seconds before a restart, by the number of restarts of this host in the window."""
 
 log = logger("supervisor")
 
 
-class HostHandle(Protocol):
-    """A running host, as its launcher knows it."""
-
-    async def wait(self) -> str:
-        """Wait until it is gone and nothing of it can write any more; say how it ended."""
-
-    def ask_to_stop(self) -> None:
-        """It should flush and leave."""
-
-    def kill(self) -> None:
-        """End it now."""
-
-    def reconcile(self, spec: HostSpec) -> None:
-        """Run exactly the components of ``spec``."""
-
-    @property
-    def started(self) -> bool:
-        """True once all its components do their work."""
-
-    @property
-    def silent_for(self) -> float:
-        """Seconds since it was last heard of."""
-
-
 @dataclass(frozen=True, slots=True)
 class HostTimeouts:
-    """How long a host may show nothing before it is killed, by what it is doing. Seconds."""
+    """Seconds without a sign of life after which a host is killed, by what it does."""
 
     step_s: float
     start_s: float
@@ -61,13 +39,13 @@ class HostTimeouts:
 
 
 @dataclass(slots=True)
-class _Life:
-    """One life of a host, from its start to its end.
+class _Incarnation:
+    """One incarnation of a host, from its start to its end.
 
-    ``components``: all that it ever had, because one that was retired may still hold a ticket.
-    ``leaving``: it was asked to. ``unstarted_since``: on the watch's clock, while a component of it
-    does not work yet. ``looked`` (by the machine's clock) and ``heard`` (by the watch's): when it
-    was last looked at, and found to have been heard of.
+    ``components``: all that it ever had, because a retired actor may still hold a ticket.
+    ``leaving``: it was asked to stop. ``unstarted_since``: on the watch's clock, while one of its
+    components does not work yet. ``looked`` (machine's clock): the last look at it. ``heard``
+    (watch's clock): the last look that found a new sign of life.
     """
 
     handle: HostHandle
@@ -80,7 +58,7 @@ class _Life:
     heard: float = 0.0
 
     def silent_for(self, now: float) -> float:
-        """Seconds of silence by the watch's clock: a gap in the coordinator's own time makes nobody
+        """Seconds of silence on the watch's clock: a pause of the coordinator itself makes no host
         silent.
         """
         looked, self.looked = self.looked, time.monotonic()
@@ -97,44 +75,40 @@ class Supervisor:
     Waits: never for one host while another needs it. Unblocked by: a host's exit; ticks.
 
     Args:
-        start: starts a host; its second argument counts how often this host was started before.
-        lost: told of every host that is gone, after it was reaped, with all components that it ever
-            had, and the reason.
-        failed: told when the budget of restarts is used up, or a host cannot be started.
-        open_tickets: (ticket, slot, holder) of those that were begun and are not committed.
+        start: starts a host.
+        lost: called for every host that is gone, after it was reaped, with all components that it
+            ever had, and the reason.
+        failed: called when the budget of restarts is used up, or a host cannot be started.
+        open_tickets: (ticket, slot, holder) of tickets that were begun and are not committed.
         progress: steps so far of a ticket in a slot.
-        rebuilding: (component, since when) of those that make their environments anew.
-        patience: see `HostTimeouts`.
-        max_restarts: more than this in ``window_s`` seconds end the run.
-        grace_s: between asking hosts to stop and killing them.
+        rebuilding: (component, since when) of components that rebuild their environments.
+        timeouts: see `HostTimeouts`.
+        max_restarts: more restarts than this in ``window_s`` seconds end the run.
+        grace_s: seconds between a request to stop and a kill.
     """
 
     def __init__(
         self,
         *,
-        start: Callable[[HostSpec, int], Awaitable[HostHandle]],
+        start: HostStarter,
         lost: Callable[[HostSpec, str], None],
         failed: Callable[[RunError], None],
         open_tickets: Callable[[], Sequence[tuple[int, int, str]]],
         progress: Callable[[int, int], int],
         rebuilding: Callable[[], Sequence[tuple[str, float]]],
-        patience: HostTimeouts,
+        timeouts: HostTimeouts,
         max_restarts: int,
         window_s: float,
         grace_s: float,
     ) -> None:
         self.name = "supervisor"
         self._start, self._lost, self._failed = start, lost, failed
-        self._open_tickets, self._progress, self._rebuilding, self._patience = (
-            open_tickets,
-            progress,
-            rebuilding,
-            patience,
-        )
+        self._open_tickets, self._progress = open_tickets, progress
+        self._rebuilding, self._timeouts = rebuilding, timeouts
         self._max_restarts, self._window_s, self._grace_s = max_restarts, window_s, grace_s
         self._specs: dict[str, HostSpec] = {}
-        self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._lives: dict[str, _Life] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._alive: dict[str, _Incarnation] = {}
         self._seen: dict[int, tuple[int, float]] = {}
         self._rebuilds: dict[tuple[str, float], float] = {}
         self._watched_s = 0.0
@@ -151,19 +125,19 @@ class Supervisor:
         while True:
             await asyncio.sleep(TICK_S)
             now = loop.time()
-            # If this process itself was stopped, everyone looks silent: count no more of a gap than
-            # two ticks.
+            # If this process itself was stopped, every host looks silent: a gap counts as two ticks
+            # at most.
             self._watched_s += min(now - last, 2 * TICK_S)
             last = now
             self._watch(self._watched_s)
 
     @property
     def handles(self) -> Mapping[str, HostHandle]:
-        """Hosts that live now."""
-        return {name: life.handle for name, life in self._lives.items()}
+        """The hosts that are alive, by name."""
+        return {name: incarnation.handle for name, incarnation in self._alive.items()}
 
     def reconcile(self, specs: Sequence[HostSpec]) -> None:
-        """These hosts, and no others, should live. Repeating it is harmless."""
+        """Run exactly these hosts. Repeating it is harmless."""
         wanted = {spec.name: spec for spec in specs}
         for name in set(self._specs) - set(wanted):
             del self._specs[name]
@@ -171,128 +145,124 @@ class Supervisor:
         for name, spec in wanted.items():
             if self._specs.get(name) != spec:
                 self._specs[name] = spec
-                self._tell(name)
-            if name not in self._keepers or self._keepers[name].done():
-                self._keepers[name] = asyncio.get_running_loop().create_task(
-                    self._keep(name), name=f"keep {name}"
+                self._reconcile(name)
+            if name not in self._tasks or self._tasks[name].done():
+                self._tasks[name] = asyncio.get_running_loop().create_task(
+                    self._keep_alive(name), name=f"keep {name} alive"
                 )
 
     def kill(self, host: str, reason: str) -> None:
-        """End ``host`` now; it restarts."""
-        if host in self._lives:
-            self._lives[host].killed_for = self._lives[host].killed_for or reason
-            self._lives[host].handle.kill()
+        """Kill ``host`` because of ``reason``; it restarts."""
+        if host in self._alive:
+            self._alive[host].killed_for = self._alive[host].killed_for or reason
+            self._alive[host].handle.kill()
 
     async def stop(self) -> None:
-        """Ask all hosts to leave, wait for the grace time, kill the rest, and wait as long again
+        """Ask all hosts to stop, wait for the grace time, kill the rest, and wait as long again
         until every one is reaped.
         """
         for name in self._end_all():
             self._dismiss(name)
         await self._reaped()
-        for name, life in self._lives.items():
+        for name, incarnation in self._alive.items():
             log.warning(
                 "killing a host that did not leave in time", host=name, grace_s=self._grace_s
             )
-            life.handle.kill()
+            incarnation.handle.kill()
         await self._last_reaped()
 
     async def abandon(self) -> None:
-        """Kill everything now, and wait for the grace time until it is reaped."""
+        """Kill every host now, and wait for the grace time until each is reaped."""
         for name in self._end_all():
-            self._lives[name].handle.kill()
+            self._alive[name].handle.kill()
         await self._last_reaped()
 
     async def _reaped(self) -> None:
-        """Until every host is gone, or the grace time is over."""
-        keepers = [task for task in self._keepers.values() if not task.done()]
-        if keepers:
-            await asyncio.wait(keepers, timeout=self._grace_s)
+        """Wait until every host is gone, or the grace time is over."""
+        tasks = [task for task in self._tasks.values() if not task.done()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._grace_s)
 
     async def _last_reaped(self) -> None:
-        """As `_reaped`. Whoever is left then, because who would kill it is stopped itself, is left
-        to the launcher.
+        """As `_reaped`. The launcher ends a host that is left then, because what would kill it is
+        stopped itself.
         """
         await self._reaped()
-        for name, life in self._lives.items():
+        for name, incarnation in self._alive.items():
             log.error(
                 "a host cannot be killed, the launcher has to", host=name, grace_s=self._grace_s
             )
-            self._keepers[name].cancel()
-            self._lost(HostSpec(name, tuple(life.components.values())), "stopped")
+            self._tasks[name].cancel()
+            self._lost(HostSpec(name, tuple(incarnation.components.values())), "stopped")
 
     def _end_all(self) -> Sequence[str]:
-        """No host is started any more. Those that live; the others need not be waited for."""
+        """Start no host any more. The names of those that are alive."""
         self._stopping = True
-        for name, keeper in self._keepers.items():
-            if name not in self._lives:
+        for name, keeper in self._tasks.items():
+            if name not in self._alive:
                 keeper.cancel()
-        return tuple(self._lives)
+        return tuple(self._alive)
 
     def _dismiss(self, name: str) -> None:
-        if name in self._lives:
-            self._lives[name].leaving = True
-            self._lives[name].handle.ask_to_stop()
+        if name in self._alive:
+            self._alive[name].leaving = True
+            self._alive[name].handle.ask_to_stop()
 
-    def _tell(self, name: str) -> None:
-        """Tell a living host which components it should run; one that leaves learns it in its next
-        life.
-        """
-        life = self._lives.get(name)
-        if life is not None and not life.leaving:
-            life.components |= {
+    def _reconcile(self, name: str) -> None:
+        """Tell a host its components; a host that is leaving gets them in its next incarnation."""
+        incarnation = self._alive.get(name)
+        if incarnation is not None and not incarnation.leaving:
+            incarnation.components |= {
                 component.name: component for component in self._specs[name].components
             }
-            life.handle.reconcile(self._specs[name])
+            incarnation.handle.reconcile(self._specs[name])
 
-    async def _keep(self, name: str) -> None:
-        """Keep a host alive. Nothing that goes wrong here may stay unsaid: the run would wait for
-        the host for ever.
-        """
+    async def _keep_alive(self, name: str) -> None:
+        """Keep a host alive. Every error is reported: the run would wait for the host for ever."""
         try:
-            await self._live_again_and_again(name)
+            await self._restart_until_unwanted(name)
         except RunError as error:
             self._failed(error)
         except Exception as error:  # noqa: BLE001 - a boundary: without its host a run cannot go on
             self._failed(RunError(name, f"cannot be started: {error}", traceback.format_exc()))
 
-    async def _live_again_and_again(self, name: str) -> None:
+    async def _restart_until_unwanted(self, name: str) -> None:
         """Until the host is no longer wanted, or the budget is used up."""
         failed_starts, able = 0, False
         while self._wanted(name):
             spec = self._specs[name]
             handle = await self._start(spec, self.starts[name])
-            life = _Life(
+            incarnation = _Incarnation(
                 handle,
                 {component.name: component for component in spec.components},
                 heard=self._watched_s,
             )
             self.starts[name] += 1
-            self._lives[name] = life
+            self._alive[name] = incarnation
             if not self._wanted(name):
                 self._dismiss(name)
             elif self._specs[name] != spec:
-                self._tell(name)
-            ended = await life.handle.wait()
-            del self._lives[name]
-            gone = replace(spec, components=tuple(life.components.values()))
-            if life.leaving or not self._wanted(name):
+                self._reconcile(name)
+            ended = await incarnation.handle.wait()
+            del self._alive[name]
+            gone = replace(spec, components=tuple(incarnation.components.values()))
+            if incarnation.leaving or not self._wanted(name):
                 self._lost(gone, "stopped")
                 continue
-            reason = life.killed_for or "died"
-            able = able or life.ever_started or life.handle.started
-            # One that has worked in this run and dies while it starts was ended from outside; the
-            # budget counts that.
+            reason = incarnation.killed_for or "died"
+            able = able or incarnation.ever_started or incarnation.handle.started
+            # A host that has worked in this run and dies while it starts was ended from outside.
+            # The budget of restarts counts that.
             failed_starts = failed_starts + 1 if not able or reason == "start_timeout" else 0
-            self._bury(gone, reason, ended, failed_starts)
+            self._report_loss(gone, reason, ended, failed_starts)
             recent = sum(1 for _, host in self._restarts if host == name)
             await asyncio.sleep(BACKOFF_S[min(recent - 1, len(BACKOFF_S) - 1)])
 
     def _wanted(self, name: str) -> bool:
         return not self._stopping and name in self._specs
 
-    def _bury(self, host: HostSpec, reason: str, ended: str, failed_starts: int) -> None:
-        """Tell of a host's unwanted end. RunError when it should not be tried again."""
+    def _report_loss(self, host: HostSpec, reason: str, ended: str, failed_starts: int) -> None:
+        """Report a host's unwanted end. RunError when the host must not be restarted."""
         name = host.name
         self.restarts[name, reason] += 1
         log.warning("a host is gone", host=name, reason=reason, ended=ended)
@@ -314,12 +284,12 @@ class Supervisor:
             raise RunError(name, summary)
 
     def _watch(self, now: float) -> None:
-        for name, life in list(self._lives.items()):
-            if life.handle.started:
-                life.ever_started, life.unstarted_since = True, None
-            elif life.unstarted_since is None:
-                life.unstarted_since = now
-            limit, reason, shown_nothing_for = self._patience_with(life, now)
+        for name, incarnation in list(self._alive.items()):
+            if incarnation.handle.started:
+                incarnation.ever_started, incarnation.unstarted_since = True, None
+            elif incarnation.unstarted_since is None:
+                incarnation.unstarted_since = now
+            limit, reason, shown_nothing_for = self._timeout_of(incarnation, now)
             if shown_nothing_for > limit:
                 self.kill(name, reason)
         self._watch_progress(now)
@@ -327,28 +297,25 @@ class Supervisor:
             rebuild: self._rebuilds.get(rebuild, now) for rebuild in self._rebuilding()
         }
         for (component, _), since in self._rebuilds.items():
-            if now - since > self._patience.start_s:
-                self._hung(component, after_s=self._patience.start_s)
+            if now - since > self._timeouts.start_s:
+                self._hung(component, after_s=self._timeouts.start_s)
 
-    def _patience_with(self, life: _Life, now: float) -> tuple[float, str, float]:
-        """(limit, reason, seconds) for the host: it may show nothing for so long, and has for so
-        many seconds.
+    def _timeout_of(self, incarnation: _Incarnation, now: float) -> tuple[float, str, float]:
+        """(limit, reason, seconds): after ``limit`` seconds without a sign of life the host is
+        killed for ``reason``, and it has shown none for ``seconds``.
         """
-        if life.unstarted_since is not None:
-            # Whether it talks says nothing: a constructor that hangs leaves the host's loop free to
-            # report.
-            return self._patience.start_s, "start_timeout", now - life.unstarted_since
-        silent = life.silent_for(now)
-        match next((component.role for component in life.components.values()), "actor"):
+        if incarnation.unstarted_since is not None:
+            # Its messages are no evidence: while a constructor hangs, the host's loop still
+            # reports.
+            return self._timeouts.start_s, "start_timeout", now - incarnation.unstarted_since
+        silent = incarnation.silent_for(now)
+        match next((component.role for component in incarnation.components.values()), "actor"):
             case "learner":
-                return (
-                    float("inf"),
-                    "",
-                    silent,
-                )  # a slow update is not a hang: readiness tells, a person decides
+                # A slow update is not a hang: readiness shows it, and a person decides.
+                return float("inf"), "", silent
             case "evaluator":
-                return self._patience.evaluation_s, "silent", silent
-        return max(self._patience.step_s, 10 * TICK_S), "silent", silent
+                return self._timeouts.evaluation_s, "silent", silent
+        return max(self._timeouts.step_s, 10 * TICK_S), "silent", silent
 
     def _watch_progress(self, now: float) -> None:
         seen: dict[int, tuple[int, float]] = {}
@@ -356,14 +323,19 @@ class Supervisor:
             steps = self._progress(slot, ticket)
             before = self._seen.get(ticket)
             seen[ticket] = before if before is not None and before[0] == steps else (steps, now)
-            if now - seen[ticket][1] > self._patience.step_s:
-                self._hung(holder, after_s=self._patience.step_s, step=steps)
+            if now - seen[ticket][1] > self._timeouts.step_s:
+                self._hung(holder, after_s=self._timeouts.step_s, step=steps)
         self._seen = seen
 
     def _hung(self, component: str, **details: float) -> None:
         host = next(
-            (name for name, life in self._lives.items() if component in life.components), None
+            (
+                name
+                for name, incarnation in self._alive.items()
+                if component in incarnation.components
+            ),
+            None,
         )
-        if host is not None and not self._lives[host].killed_for:
+        if host is not None and not self._alive[host].killed_for:
             log.warning("an environment hangs", component=component, host=host, **details)
             self.kill(host, "env_hang")

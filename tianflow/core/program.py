@@ -1,11 +1,14 @@
-"""A program: which components there are and how they are joined. Data only; placement decides where
-each runs.
+"""Programs: the components of a run, the hosts that run them, and what a host starts with. Data
+only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from tianflow.core.payloads import NO_VERSION, EnvironmentSpec, TrajectoryLayout, Version
 
 Role = Literal["learner", "actor", "evaluator", "replay"]
 
@@ -26,26 +29,50 @@ class HostSpec:
     name: str
     components: tuple[ComponentSpec, ...]
     cores: tuple[int, ...] = ()
-    """CPU numbers this host is bound to; empty: any."""
+    """CPU numbers that the host is bound to; empty: any CPU."""
     threads: int = 1
     """Threads of numerical libraries inside the compute thread."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where components run, and the address by which channels of each shape are found."""
+class Program:
+    """What `tianflow.planning.placement.build` makes from a config: components, and the hosts that
+    run them.
+    """
 
-    launcher: str
-    address: str
-    """``memory://`` (one loop) or ``shm://`` (one machine)."""
+    components: tuple[ComponentSpec, ...]
     hosts: tuple[HostSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """What `tianflow.planning.placement.build` makes from a config: components, and where
-    they go.
-    """
+class LauncherCapabilities:
+    """What placement asks a launcher before it places anything."""
 
-    components: tuple[ComponentSpec, ...]
-    placement: Placement
+    processes: bool = True
+    """Each host is a process of its own; False: one host runs every component."""
+    binds_cores: bool = True
+    """A host process obeys `HostSpec.cores`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """What a host builds its components from."""
+
+    host: HostSpec
+    spec: EnvironmentSpec
+    layout: TrajectoryLayout
+    """Of a trajectory."""
+    start: Version
+    """The version that a learner on this host starts with."""
+    samples: int = 0
+    """Samples that were trained on before ``start``."""
+    draws: TrajectoryLayout | None = None
+    """With replay, the layout of what the learner gets instead of trajectories."""
+    incarnation: int = 0
+    """How many processes have run this host before, since the run began or was resumed."""
+    lineage: int = 0
+    """The lineage of versions that a resumed run continues; 0 for a new run."""
+    published: Version = NO_VERSION
+    """The newest published version."""
+    checkpoint: Path | None = None
+    """The checkpoint that components of this host load."""

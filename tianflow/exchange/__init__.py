@@ -1,3 +1,3 @@
-"""The broker between actors, replay shards and the learner: grants out, trajectories and
-draws in.
+"""The exchange: the broker between actors, replay shards and the learner. Grants go out,
+trajectories and draws come in.
 """

@@ -1,5 +1,5 @@
-"""The draws of a `tianflow.exchange.replay_exchange.ReplayExchange`, from when they begin until
-their slots are free again.
+"""Draws: the draws of a `tianflow.exchange.replay_exchange.ReplayExchange`, from their beginning
+until their slots are free again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
 
 DrawState = Literal["drawing", "ready", "held", "returning"]
-"""Shards write; nobody has asked for it yet; the learner has it; shards read priorities."""
+"""Shards write; it waits for the learner; the learner has it; shards read priorities."""
 
 
 @dataclass(slots=True)
@@ -31,25 +31,25 @@ class DrawRecord:
     slot: int
     for_version: Version
     shares: dict[int, float]
-    """Shard -> the probability of drawing from it."""
+    """Shard -> probability of drawing from it."""
     waiting_for: set[int]
-    """Shards that have not answered."""
+    """Shards that have not answered yet."""
     parts: dict[int, tuple[ShardRecord, int, int]]
-    """Shard -> (the life that wrote it, first, count): keys mean nothing to a later one."""
+    """Shard -> (incarnation that writes it, first column, count): keys are valid for it only."""
     state: DrawState = "drawing"
     void: str = ""
-    """Why nobody will train on it; its slot is free once no shard writes into it."""
+    """Why the draw will not be trained on, or ""; its slot is free once no shard writes into it."""
 
 
 class Draws(Mapping[int, DrawRecord]):
-    """The draws that are under way, by number. Each has a slot.
+    """The draws in progress, by number. Each has a slot.
 
     Args:
         arena: laid out by `tianflow.core.layout.make_draw_layout`.
-        slots: draw slots there are.
+        slots: number of draw slots.
         shards: that are drawn from.
-        prioritised: whether the learner gives priorities back.
-        beta: exponent of the importance weights now in force.
+        prioritised: whether the learner returns priorities.
+        beta: exponent of the importance weights in force.
         seed: of the choice of shards.
     """
 
@@ -65,35 +65,35 @@ class Draws(Mapping[int, DrawRecord]):
     ) -> None:
         self._arena, self._shards, self._prioritised, self._beta = arena, shards, prioritised, beta
         self.draw_size, self._length = arena.layout.num_envs, arena.layout.steps
-        """Items of each."""
+        """Items of each draw."""
         self.free_slots = list(range(slots))
-        """Slots of no draw."""
+        """Slots without a draw."""
         self.begun = 0
-        """Draws so far."""
+        """Number of draws so far."""
         self.trained = 0
-        """Those that were trained on."""
+        """Number of draws that were trained on."""
         self.discarded: Counter[str] = Counter()
-        """Those that nobody trained on, by reason."""
+        """Number of draws that were not trained on, by reason."""
         self._generator = np.random.default_rng(seed)
-        self._under_way: dict[int, DrawRecord] = {}
+        self._draws: dict[int, DrawRecord] = {}
 
     def __getitem__(self, number: int) -> DrawRecord:
-        return self._under_way[number]
+        return self._draws[number]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._under_way)
+        return iter(self._draws)
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._draws)
 
     @property
     def held(self) -> int:
-        """Draws that are neither trained on nor discarded yet."""
+        """Number of draws that are neither trained on nor discarded yet."""
         return sum(draw.state != "returning" for draw in self.values())
 
     @property
-    def in_the_making(self) -> bool:
-        """True while one is being written, or waits for the learner."""
+    def in_progress(self) -> bool:
+        """True while a draw is written, or waits for the learner."""
         return any(
             draw.state == "ready" or (draw.state == "drawing" and not draw.void)
             for draw in self.values()
@@ -104,8 +104,8 @@ class Draws(Mapping[int, DrawRecord]):
         return self._arena.views(self[number].slot)
 
     def begin(self, for_version: Version, shares: dict[int, float], *, oldest: int) -> None:
-        """Ask the shards for their parts, as chance will have it by their ``shares``; of no version
-        older than ``oldest``.
+        """Request a part from each shard, with a random count by its share; no item is older than
+        version number ``oldest``.
         """
         counts = dict(
             zip(
@@ -116,7 +116,7 @@ class Draws(Mapping[int, DrawRecord]):
         )
         number, slot, first = self.begun, self.free_slots.pop(), 0
         self.begun += 1
-        draw = self._under_way[number] = DrawRecord(slot, for_version, shares, set(), {})
+        draw = self._draws[number] = DrawRecord(slot, for_version, shares, set(), {})
         for index, count in counts.items():
             if count:
                 draw.parts[index] = (self._shards[index], first, count)
@@ -126,8 +126,8 @@ class Draws(Mapping[int, DrawRecord]):
             shard.port.ask(DrawPart(number, slot, start, count, oldest))
 
     def written(self, number: int, index: int, *, void: str = "") -> bool:
-        """A shard has written its part, or, where it is ``void``, cannot. True if the whole draw is
-        there now.
+        """A shard has written its part, or cannot for the reason ``void``. True if the draw is
+        complete now.
         """
         draw = self.get(number)
         if draw is None or draw.state != "drawing" or index not in draw.waiting_for:
@@ -136,13 +136,13 @@ class Draws(Mapping[int, DrawRecord]):
         return self._part_done(number, index)
 
     def returned(self, number: int, index: int) -> None:
-        """A shard has taken the priorities of its part."""
+        """A shard has applied the priorities of its part."""
         draw = self.get(number)
         if draw is not None and draw.state == "returning" and index in draw.waiting_for:
             self._part_done(number, index)
 
     def shard_lost(self, index: int, reason: str) -> None:
-        """A shard answers no more."""
+        """A shard is gone and answers no more."""
         for number, draw in list(self.items()):
             if index in draw.waiting_for:
                 if draw.state == "drawing":
@@ -150,8 +150,8 @@ class Draws(Mapping[int, DrawRecord]):
                 self._part_done(number, index)
 
     def hand_over(self, number: int) -> Batch:
-        """A draw that is whole, as the learner gets it: a batch of one trajectory whose columns are
-        the items.
+        """A complete draw, as the learner gets it: a batch of one trajectory whose columns are the
+        items.
         """
         draw, views = self[number], self.views(number)
         probability = views["probability"].copy()
@@ -167,8 +167,8 @@ class Draws(Mapping[int, DrawRecord]):
         )
 
     def settle(self, number: int, *, skipped: bool) -> None:
-        """The learner has trained on a draw, or skipped the update; its priorities lie in the slot,
-        and go to the lives that drew.
+        """The learner has trained on a draw, or skipped the update. Its priorities lie in the slot,
+        and go to the incarnations that drew.
         """
         self.trained += 1
         draw = self[number]
@@ -183,9 +183,7 @@ class Draws(Mapping[int, DrawRecord]):
             shard.port.ask(Prioritise(number, draw.slot, first, count))
 
     def discard(self, number: int, reason: str) -> None:
-        """Nobody will train on a draw: its slot is free, or will be once no shard writes
-        into it.
-        """
+        """A draw is not trained on: its slot is free, or will be once no shard writes into it."""
         draw = self[number]
         if draw.waiting_for:
             draw.void = draw.void or reason
@@ -194,14 +192,14 @@ class Draws(Mapping[int, DrawRecord]):
         self._free(number)
 
     def discard_all(self, states: Collection[DrawState], reason: str) -> int:
-        """`discard` all that are in one of ``states``. How many."""
+        """`discard` every draw in one of ``states``. Their number."""
         found = [number for number, draw in self.items() if draw.state in states]
         for number in found:
             self.discard(number, reason)
         return len(found)
 
     def _part_done(self, number: int, index: int) -> bool:
-        """True if all of a draw is written, for somebody to train on."""
+        """True if all of a draw is written, and it may be trained on."""
         draw = self[number]
         draw.waiting_for.discard(index)
         if draw.waiting_for:
@@ -214,4 +212,4 @@ class Draws(Mapping[int, DrawRecord]):
         return False
 
     def _free(self, number: int) -> None:
-        self.free_slots.append(self._under_way.pop(number).slot)
+        self.free_slots.append(self._draws.pop(number).slot)

@@ -1,8 +1,8 @@
-"""Where tickets change hands: grants -> actors -> trajectories -> learner. The waiting around the
-ledger, which decides.
+"""Exchange: grants -> actors -> trajectories -> learner. The queues around the ledger, which
+decides.
 
-Every form of the trajectory and grant channels ends here: in-memory ends call it, links of host
-processes call it for theirs. It runs on the coordinator's loop.
+Every transport of the trajectory and grant channels ends here: ends in memory call it, and the
+links of host processes call it for their ends. It runs on the coordinator's loop.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ DeliverBatch = Callable[[Batch | None], None]
 
 
 class Exchange:
-    """Queues of who waits for a grant or a batch; `Ledger` holds all state of tickets.
+    """Queues of requests for grants and batches; `Ledger` holds all state of tickets.
 
-    Waits: nobody inside; callers give a callback. Unblocked by: any change of the ledger, which
-    `_pump` follows.
+    Waits: never; callers give a callback. Unblocked by: any change of the ledger, which `_pump`
+    follows.
 
     Args:
         ledger: decides.
         arena: whose slots are granted; cut requests go through it.
-        clock: monotonic seconds, less the time the run was paused.
+        clock: monotonic seconds, less the time for which the run was paused.
     """
 
     def __init__(
@@ -41,9 +41,8 @@ class Exchange:
         self.ledger = ledger
         self.arena = arena
         self._clock = clock
-        self._wanting: deque[tuple[str, DeliverGrant]] = (
-            deque()
-        )  # an entry for each grant that an actor asked for
+        self._requests: deque[tuple[str, DeliverGrant]] = deque()
+        """One entry for each requested grant."""
         self._holders: set[str] = set()
         self._pulling: tuple[Version, DeliverBatch] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -51,33 +50,33 @@ class Exchange:
         self._holds: set[str] = set()
         self._settled: list[Callable[[], None]] = []
         self.seed_epoch = 0
-        """Goes out with every grant; see `Grant.seed_epoch`."""
+        """Sent with every grant; see `Grant.seed_epoch`."""
 
     # Actors
     # ----------------------------------------------------------------------------------------------
 
     def request_grant(self, holder: str, deliver: DeliverGrant) -> None:
-        """Call ``deliver`` with a grant as soon as there is one, first come first served; with None
+        """Call ``deliver`` with a grant as soon as one is free, first come first served; with None
         at the end.
         """
         if self._ended:
             deliver(None)
             return
         self._holders.add(holder)
-        self._wanting.append((holder, deliver))
+        self._requests.append((holder, deliver))
         self._grant()
 
     def cancel_request(self, holder: str) -> None:
-        """``holder`` no longer waits, and may be gone."""
+        """``holder`` no longer waits for grants, and may be gone."""
         self._holders.discard(holder)
-        self._wanting = deque(entry for entry in self._wanting if entry[0] != holder)
+        self._requests = deque(entry for entry in self._requests if entry[0] != holder)
 
     def begin(self, ticket: int, version: Version) -> None:
         """The holder begins."""
         self.ledger.begin(ticket, version)
 
     def commit(self, trajectory: Trajectory) -> bool:
-        """A trajectory is whole; False when it came too late."""
+        """A trajectory is complete; False when it came too late."""
         accepted = self.ledger.commit(trajectory.ticket, trajectory, self._clock())
         self._pump()
         return accepted
@@ -88,7 +87,7 @@ class Exchange:
         self._pump()
 
     def holder_lost(self, holder: str, reason: str) -> int:
-        """``holder`` was reaped. Returns how many tickets came back."""
+        """``holder`` was reaped. The number of tickets that came back."""
         self.cancel_request(holder)
         lost = self.ledger.holder_lost(holder, reason)
         self._pump()
@@ -103,7 +102,7 @@ class Exchange:
         self._pump()
 
     def request_batch(self, for_version: Version, deliver: DeliverBatch) -> None:
-        """Call ``deliver`` with a batch for ``for_version`` as soon as there is one; with None at
+        """Call ``deliver`` with a batch for ``for_version`` as soon as it is there; with None at
         the end.
         """
         if self._pulling is not None:
@@ -119,7 +118,7 @@ class Exchange:
         self._pulling = None
 
     def give_back(self, tickets: Iterable[int]) -> None:
-        """A batch was not used after all."""
+        """A batch was not used."""
         self.ledger.give_back(tickets)
         self._pump()
 
@@ -136,7 +135,7 @@ class Exchange:
         self._pump()
 
     def learner_lost(self, reason: str = "learner_lost") -> int:
-        """The learner was reaped. Returns how many tickets were dropped."""
+        """The learner was reaped. The number of tickets that were dropped."""
         self._pulling = None
         return self.ledger.learner_lost(reason)
 
@@ -155,40 +154,40 @@ class Exchange:
         self._pump()
 
     def hold_grants(self, reason: str) -> None:
-        """Nobody is granted anything until ``reason``, and every other one, is lifted."""
+        """Grant nothing until ``reason``, and every other reason, is released."""
         self._holds.add(reason)
         self.ledger.hold_grants(True)
 
     def release_grants(self, reason: str) -> None:
-        """``reason`` no longer holds grants back."""
+        """``reason`` no longer blocks grants."""
         self._holds.discard(reason)
         self.ledger.hold_grants(bool(self._holds))
         self._pump()
 
     def on_settled(self, observe: Callable[[], None]) -> None:
-        """Call ``observe`` after every settled update, before anything else moves."""
+        """Call ``observe`` after every settled update, before the queues move."""
         self._settled.append(observe)
 
     def drop_open(self, reason: str) -> int:
-        """Give up what is not with the learner."""
+        """Drop every ticket that the learner does not have. Their number."""
         dropped = self.ledger.drop_open(reason)
         self._pump()
         return dropped
 
     def close(self) -> None:
-        """The run wants nothing more: everyone who waits, now or later, gets the end."""
+        """The run wants nothing more: every request, waiting or later, gets the end."""
         self._ended = True
         self._cancel_timer()
-        while self._wanting:
-            self._wanting.popleft()[1](None)
+        while self._requests:
+            self._requests.popleft()[1](None)
         if self._pulling is not None:
             pulling, self._pulling = self._pulling, None
             pulling[1](None)
 
     @property
     def waiting_for_grant(self) -> int:
-        """Actors that wait for a grant."""
-        return len(self._wanting)
+        """Number of requests that wait for a grant."""
+        return len(self._requests)
 
     @property
     def pulling(self) -> bool:
@@ -204,8 +203,8 @@ class Exchange:
 
     def _grant(self) -> None:
         ledger = self.ledger
-        while self._wanting and ledger.grantable:
-            holder, deliver = self._wanting.popleft()
+        while self._requests and ledger.grantable:
+            holder, deliver = self._requests.popleft()
             deliver(
                 ledger.grant(
                     holder, seed_epoch=self.seed_epoch, ahead=ledger.ahead(len(self._holders))

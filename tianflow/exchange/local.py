@@ -1,4 +1,4 @@
-"""TODO."""
+"""The trajectory and grant channels in memory: the ends call the exchange directly."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from numpy.typing import NDArray
 
 from tianflow.channels.arena import Arena, ArenaSlot
 from tianflow.channels.waiting import uncollected
-from tianflow.core.payloads import (
-    Batch,
-    Episode,
-    Grant,
-    Settlement,
-    Trajectory,
-    Version,
-)
+from tianflow.core.payloads import Batch, Episode, Grant, Settlement, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.exchange.exchange import Exchange
 
 
 class MemoryTrajectorySender:
-    """An actor's end. Sends to: the exchange. ``on_episodes`` hears of finished episodes with each
-    accepted commit.
+    """An actor's end.
 
     Waits: for a credit and a slot. Unblocked by: a settled update, a dropped ticket, a freed slot,
     the end of the run.
+
+    Args:
+        exchange: decides.
+        holder: the actor, as the ledger knows it.
+        on_episodes: receives the episodes that finished in each accepted trajectory.
     """
 
     def __init__(
@@ -42,7 +39,7 @@ class MemoryTrajectorySender:
         self._waiting: asyncio.Future[Grant | None] | None = None
 
     async def acquire(self) -> Grant:
-        """Wait for a grant; EndOfChannel when the run wants no more, or this end was closed
+        """Wait for a grant. EndOfChannel when the run wants no more, or this end was closed
         meanwhile.
         """
         if self._closed:
@@ -84,8 +81,8 @@ class MemoryTrajectorySender:
         self._exchange.abort(grant.ticket, grant.slot, reason)
 
     def close(self) -> None:
-        """Ask for nothing more: whoever waits gets the end. What is out may still be committed or
-        aborted.
+        """Request nothing more: a waiting `acquire` gets the end. Granted tickets may still be
+        committed or aborted.
         """
         self._closed = True
         self._exchange.cancel_request(self._holder)
@@ -99,8 +96,8 @@ class MemoryBatchSource:
     end of the run.
 
     Args:
-        exchange: what it pulls from.
-        draws: with replay, where the data of its batches lie.
+        exchange: that it pulls from.
+        draws: with replay, the slots of its batches.
     """
 
     def __init__(self, *, exchange: Exchange, draws: Arena | None = None) -> None:
@@ -109,7 +106,7 @@ class MemoryBatchSource:
         self._loop = asyncio.get_running_loop()
 
     async def next_batch(self, for_version: Version) -> Batch:
-        """Pull; EndOfChannel at the end."""
+        """Request a batch and wait for it. EndOfChannel at the end."""
         future: asyncio.Future[Batch | None] = self._loop.create_future()
 
         def deliver(batch: Batch | None) -> None:

@@ -1,11 +1,10 @@
-"""Where trajectories go into replay and draws come out: an exchange whose learner is served by
-shards.
+"""ReplayExchange: trajectories go into replay shards, and the learner gets draws from them.
 
     committed trajectory -> shard (copies it, frees the slot) ... shards -> draw slot -> learner ->
     priorities -> shards
 
-Data lie in slots that all sides map; what moves here are small messages. It runs on the
-coordinator's loop.
+Arrays lie in slots that all sides map; only small messages move here. It runs on the coordinator's
+loop.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tianflow.channels.messages import Drawn, Dropped, ItemsSaved, Prioritised, ShardAnswer, Stored
 from tianflow.core.payloads import (
     NO_VERSION,
     DropItems,
-    Holdings,
     Settlement,
     StateFile,
     StoreTrajectory,
@@ -30,7 +29,7 @@ from tianflow.core.payloads import (
 from tianflow.core.statistics import ReplayStatistics
 from tianflow.exchange.draws import Draws
 from tianflow.exchange.exchange import Exchange
-from tianflow.exchange.shards import ShardPort, Shards, Stopwatch
+from tianflow.exchange.shards import Shards, Stopwatch
 from tianflow.ledger.ledger import LedgerError
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from tianflow.channels.arena import Arena
     from tianflow.core.limits import Limits, RateLimits
+    from tianflow.interfaces import ShardPort
     from tianflow.ledger.ledger import Ledger
     from tianflow.ledger.tickets import Ticket
     from tianflow.replay.rate_limiter import Limiter
@@ -50,24 +50,24 @@ class ReplayExchange(Exchange):
     """`Exchange` for algorithms with replay. The learner's end stays the same: a batch is one
     trajectory, the draw.
 
-    Waits: nobody inside. Unblocked by: commits, shards' answers, settled updates, changed limits;
-    `_pump` follows all of them. One draw is in the making at a time. What a message costs does not
-    depend on how many tickets or items there are.
+    Waits: never. Unblocked by: commits, answers of shards, settled updates, changed limits; `_pump`
+    follows all of them. It makes one draw at a time. The cost of a message does not depend on the
+    number of tickets or items.
 
     Args:
         ledger: of the actors' tickets.
         arena: of trajectories.
-        clock: monotonic seconds, less the time the run was paused.
+        clock: monotonic seconds, less the time for which the run was paused.
         draws: arena of draws, laid out by `tianflow.core.layout.make_draw_layout`.
-        slots: draw slots there are.
-        limiter: says how far either side may run ahead.
+        slots: number of draw slots.
+        limiter: limits how far either side runs ahead.
         period: steps between the beginnings of two items of one environment.
-        prioritised: whether the learner gives priorities back.
-        beta: exponent of the importance weights now in force.
+        prioritised: whether the learner returns priorities.
+        beta: exponent of the importance weights in force.
         seed: of the choice of shards.
-        shards: how many there are to be.
-        ahead: make the next draw before the learner asks, unless there is a bound: a draw for a
-            later version lets go of more.
+        shards: number of shards of the run.
+        ahead: make the next draw before the learner asks. Not under a bound: a draw for a later
+            version removes more items.
     """
 
     def __init__(
@@ -98,20 +98,19 @@ class ReplayExchange(Exchange):
             seed=seed,
         )
         self._committed: deque[int] = deque()
-        """Tickets for which no shard was there or no room, in order of arrival. Some may have been
+        """Tickets that wait for a shard or for room, in order of arrival. Some may have been
         dropped since.
         """
-        self._ahead, self._delivered = (
-            ahead,
-            NO_VERSION,
-        )  # what the last draw that the learner was given is for
+        self._ahead = ahead
+        self._delivered = NO_VERSION
+        """The version that the learner's last draw is for."""
         self._blocked = {"insert": Stopwatch(clock), "draw": Stopwatch(clock)}
 
     # Actors
     # ----------------------------------------------------------------------------------------------
 
     def commit(self, trajectory: Trajectory) -> bool:
-        """A trajectory is whole; False when it came too late."""
+        """A trajectory is complete; False when it came too late."""
         self._committed.append(trajectory.ticket)
         return super().commit(trajectory)
 
@@ -119,16 +118,16 @@ class ReplayExchange(Exchange):
     # ----------------------------------------------------------------------------------------------
 
     def shard_opened(self, index: int, incarnation: int, port: ShardPort) -> None:
-        """A shard works. It holds nothing, or at the start of a resumed run what was kept of it;
-        its first `dropped` says what.
+        """A shard works. It holds nothing or, at the start of a resumed run, what it restored; its
+        first `Dropped` says what it holds.
         """
         self.shard_lost(index)
         self._shards.open(index, incarnation, port)
-        port.ask(DropItems("lineage" if self._others_too_old() else ""))
+        port.ask(DropItems("lineage" if self._other_lineages_expired() else ""))
         self._pump()
 
     def shard_lost(self, index: int, reason: str = "shard_lost") -> None:
-        """A shard was reaped. Drawing goes on over the others."""
+        """A shard was reaped. Draws continue from the others."""
         shard = self._shards.lose(index)
         if shard is None:
             return
@@ -136,89 +135,66 @@ class ReplayExchange(Exchange):
         self._draws.shard_lost(index, reason)
         self._pump()
 
-    def stored(
-        self, index: int, incarnation: int, ticket: int, items: int, holdings: Holdings
-    ) -> None:
-        """A shard has copied a trajectory, which brought it ``items`` new items."""
-        shard = self._shards.answering(index, incarnation)
-        if shard is not None and self._shards.stored(shard, ticket, items, holdings):
-            self.ledger.inserted(ticket)
-            self._pump()
-
-    def drawn(
-        self, index: int, incarnation: int, number: int, count: int, holdings: Holdings
-    ) -> None:
-        """A shard has written its part of a draw; ``count`` 0: it holds nothing that may be drawn,
-        or has too few draws left.
-        """
-        shard = self._shards.answering(index, incarnation)
+    def shard_answered(self, index: int, incarnation: int, answer: ShardAnswer) -> None:
+        """An incarnation of shard ``index`` has answered a request. Ignored if it was reaped."""
+        shards = self._shards
+        shard = shards.answering(index, incarnation)
         if shard is None:
             return
-        self._shards.holds(shard, holdings)
-        if not count:
-            shard.spent = holdings.items > 0
-        if self._draws.written(number, index, void="" if count else "expired"):
-            self._deliver(number)
+        match answer:
+            case Stored(ticket=ticket, items=items, holdings=holdings):
+                if not shards.stored(shard, ticket, items, holdings):
+                    return
+                self.ledger.inserted(ticket)
+            case Drawn(draw=number, items=items, holdings=holdings):
+                shards.holds(shard, holdings)
+                if not items:
+                    shard.spent = holdings.items > 0
+                if self._draws.written(number, index, void="" if items else "expired"):
+                    self._deliver(number)
+            case Prioritised(draw=number, holdings=holdings):
+                shards.holds(shard, holdings)
+                self._draws.returned(number, index)
+            case Dropped(holdings=holdings):
+                shards.starts_with(index, shard, holdings)
+            case ItemsSaved(file=file, holdings=holdings):
+                shards.holds(shard, holdings)
+                shards.saved(shard, file)
         self._pump()
-
-    def prioritised(self, index: int, incarnation: int, number: int, holdings: Holdings) -> None:
-        """A shard has taken the priorities of its part of a draw."""
-        shard = self._shards.answering(index, incarnation)
-        if shard is None:
-            return
-        self._shards.holds(shard, holdings)
-        self._draws.returned(number, index)
-        self._pump()
-
-    def dropped(self, index: int, incarnation: int, holdings: Holdings) -> None:
-        """A shard has let everything go, or says what it begins with."""
-        shard = self._shards.answering(index, incarnation)
-        if shard is not None:
-            self._shards.begins_with(index, shard, holdings)
-            self._pump()
-
-    def kept(
-        self, index: int, incarnation: int, sha256: str, nbytes: int, holdings: Holdings
-    ) -> None:
-        """A shard has written all it holds; "" if it could not."""
-        shard = self._shards.answering(index, incarnation)
-        if shard is not None:
-            self._shards.holds(shard, holdings)
-            self._shards.kept(shard, StateFile(sha256, nbytes) if sha256 else None)
 
     @property
     def shards_up(self) -> int:
-        """Shards that work."""
+        """Number of shards that work."""
         return len(self._shards)
 
-    async def keep(self, directory: Path) -> dict[str, StateFile]:
-        """Have every shard write what it holds into ``directory``: the files, by name. A shard that
-        is lost meanwhile leaves none.
+    async def save(self, directory: Path) -> dict[str, StateFile]:
+        """Have every shard write what it holds into ``directory``. The files by name; a shard that
+        is lost meanwhile leaves no file.
         """
-        return await self._shards.keep(directory)
+        return await self._shards.save(directory)
 
     # The learner
     # ----------------------------------------------------------------------------------------------
 
     def open_lineage(self, version: Version) -> None:
-        """A learner published its first version. Under a bound what an older lineage made is too
-        old, whatever its number.
+        """A learner published its first version. Under a bound, items of an older lineage have
+        expired, whatever their number.
         """
         if version.lineage > 1 and self.ledger.limits.max_staleness is not None:
             self._drop_all()
         super().open_lineage(version)
 
     def set_limits(self, limits: Limits) -> None:
-        """Put limits in force. No shard knows what an older lineage made, so with the first bound
-        everything goes if there was one.
+        """Put limits in force. Shards do not store the lineage of an item, so the first bound drops
+        everything if there was an older lineage.
         """
         unbounded = self.ledger.limits.max_staleness is None
         super().set_limits(limits)
-        if unbounded and self._others_too_old():
+        if unbounded and self._other_lineages_expired():
             self._drop_all()
 
-    def _others_too_old(self) -> bool:
-        """Whether something of an older lineage may be there, which must not be drawn."""
+    def _other_lineages_expired(self) -> bool:
+        """Whether items of an older lineage may be there, which must not be drawn."""
         return self.ledger.limits.max_staleness is not None and self.ledger.version.lineage > 1
 
     def _drop_all(self) -> None:
@@ -227,33 +203,32 @@ class ReplayExchange(Exchange):
         self._draws.discard_all(("drawing", "ready"), "expired")
 
     def give_back(self, tickets: Iterable[int]) -> None:
-        """A draw was not used: by now it is too old."""
+        """A draw was not used: it has expired by now."""
         for number in tickets:
             if number in self._draws and self._draws[number].state == "held":
                 self._draws.discard(number, "expired")
         self._pump()
 
     def settle(self, settlement: Settlement) -> None:
-        """An update is over; its draws were trained on, and their priorities lie in their slots."""
+        """An update is over: its draws were trained on, and their priorities lie in their slots."""
         if not self.ledger.is_current(settlement.version):
             return
         now = self.ledger.version.number
         for number in settlement.tickets:
             draw = self._draws.get(number)
             if draw is None or draw.state != "held":
-                raise LedgerError(f"draw {number} was trained on without the learner having it")
-            ages = now - self._draws.views(number)["version"]
-            if (
-                settlement.bound is None
-            ):  # an item may name a version that a lineage after its own has not reached
-                np.maximum(ages, 0, out=ages)
-            self.ledger.replayed(Counter(ages.tolist()), settlement.bound)
+                raise LedgerError(f"draw {number} was trained on, but the learner does not have it")
+            staleness = now - self._draws.views(number)["version"]
+            if settlement.bound is None:
+                # An older lineage may have reached a version that this one has not.
+                np.maximum(staleness, 0, out=staleness)
+            self.ledger.replayed(Counter(staleness.tolist()), settlement.bound)
             self._draws.settle(number, skipped=settlement.skipped)
         super().settle(settlement._replace(tickets=()))
 
     def learner_lost(self, reason: str = "learner_lost") -> int:
-        """The learner was reaped. What it held or waited for is discarded; what is in replay, or on
-        its way there, stays good.
+        """The learner was reaped. The draws that it held or waited for are discarded; items in
+        replay, and trajectories on their way there, stay valid.
         """
         self._pulling, self._delivered = None, NO_VERSION
         self._blocked["draw"].set(False)
@@ -283,8 +258,8 @@ class ReplayExchange(Exchange):
         self._blocked["insert"].set(blocked)
 
     def _insert(self, ticket: Ticket) -> bool:
-        """Send the oldest committed trajectory to its shard. False if it has to wait."""
-        if self._others_too_old() and ticket.version.lineage != self.ledger.version.lineage:
+        """Send the oldest committed trajectory to a shard. False if it has to wait."""
+        if self._other_lineages_expired() and ticket.version.lineage != self.ledger.version.lineage:
             self._committed.popleft()
             self.ledger.refuse(ticket.number, "lineage")
             return True
@@ -301,15 +276,14 @@ class ReplayExchange(Exchange):
         return True
 
     def _room_for(self, items: int) -> bool:
-        """Whether the limiter would let so many in on top of those that are on their way."""
+        """Whether the limiter admits ``items`` more, on top of those that are on their way."""
         ahead = self._shards.ahead
-        # If of what is there nothing can be drawn any more, waiting for draws would be waiting for
-        # ever.
+        # If nothing can be drawn from what the shards hold, a wait for draws would never end.
         return self.limiter.may_insert(items, ahead=ahead) or (not ahead and self._shards.drained)
 
     def _serve(self) -> None:
-        """Give the learner the draw that it waits for, or begin it; or begin the next one. If both
-        limiter and shards have it.
+        """Give the learner the draw that it waits for, or begin a draw, as far as limiter and
+        shards allow.
         """
         for number in [
             number
@@ -319,7 +293,7 @@ class ReplayExchange(Exchange):
             self._deliver(number)
         if self._pulling is None:
             self._blocked["draw"].set(False)
-        if self._draws.in_the_making:
+        if self._draws.in_progress:
             return
         if self._pulling is None and not self._may_draw_ahead():
             return
@@ -357,11 +331,11 @@ class ReplayExchange(Exchange):
         (self._delivered, deliver), self._pulling = self._pulling, None
         deliver(self._draws.hand_over(number))
 
-    # Looking
+    # Statistics
     # ----------------------------------------------------------------------------------------------
 
     def replay_statistics(self) -> ReplayStatistics:
-        """What is in replay, what went in and out, and who was held back how long."""
+        """What replay holds, what went in and out, and how long each side was blocked."""
         limiter, draws = self.limiter.statistics(), self._draws
         return ReplayStatistics(
             shards={index: shard.holdings for index, shard in sorted(self._shards.items())},

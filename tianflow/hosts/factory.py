@@ -1,20 +1,15 @@
-"""How a host makes its components: from a description and the ends of its channels. The same for
-every placement.
-"""
+"""The factory of a host's components: from a plan and the ends of the channels."""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tianflow import plugins
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
-from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout, Version
 from tianflow.errors import PoisonedTrajectoryError, RunError
 from tianflow.hosts.compute import Compute
 from tianflow.rundir.checkpoints import CheckpointStore
@@ -28,76 +23,43 @@ if TYPE_CHECKING:
     from tianflow.components.stacking import BatchStacker, DrawStacker
     from tianflow.components.weights import PolicyWeights
     from tianflow.config.model import Config
-    from tianflow.core.program import ComponentSpec
-    from tianflow.exchange.shards import ShardEnd
-    from tianflow.interfaces import (
-        Algorithm,
-        AlgorithmFactory,
-        BatchSource,
-        EventPublisher,
-        Policy,
-        SettingsReader,
-        TrajectorySender,
-        WeightsReader,
-        WeightsWriter,
-    )
+    from tianflow.core.program import ComponentSpec, HostPlan
+    from tianflow.interfaces import Algorithm, AlgorithmFactory, Ends, Policy
 
 
 AnyComponent: TypeAlias = "Actor | Learner | Evaluator | ReplayShard"
 
 
-class Ends(Protocol):
-    """A host's ends of the channels, in whichever form."""
+class Incarnation(NamedTuple):
+    """Which life of an actor a rollout belongs to: none shares its seeds with another."""
 
-    def sender(self, holder: str) -> TrajectorySender: ...
-    def source(self) -> BatchSource: ...
-    def shard_end(self, index: int) -> ShardEnd:
-        """Of replay shard ``index``."""
-
-    def weights_reader(self, nbytes: int) -> WeightsReader: ...
-    def weights_writer(self, nbytes: int) -> WeightsWriter: ...
-    async def newest_weights(self, version: Version) -> None:
-        """Wait until weights at least as new as ``version`` can be read."""
+    lineage: int
+    """The lineage of versions that the run continues."""
+    host: int
+    """How many processes have run its host before."""
+    actor: int
+    """How many times the actor was built in this process before: actors come and go."""
 
     @property
-    def settings(self) -> SettingsReader: ...
-    @property
-    def events(self) -> EventPublisher: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Blueprint:
-    """Everything that making components needs besides ends. ``start`` is the learner's version and
-    samples trained so far.
-    """
-
-    host: str
-    spec: EnvironmentSpec
-    layout: TrajectoryLayout
-    start: tuple[Version, int]
-    draws: TrajectoryLayout | None = None
-    """With replay, of what the learner gets instead of trajectories."""
-    incarnation: int = 0
-    """How often this run, since it began or was resumed, has started the host before."""
-    era: int = 0
-    """The lineage that a resumed run goes on from."""
-    checkpoint: Path | None = None
-    threads: int = 1
+    def number(self) -> int:
+        """One number of 31 bits, for seeds and streams. Each part repeats after a thousand."""
+        return self.lineage % 2**10 << 21 | self.host % 2**11 << 10 | self.actor % 2**10
 
 
 class Builder:
-    """Makes components on request.
+    """Builds components on request.
 
     Args:
-        blueprint: what to make them from.
+        plan: what they are built from.
         ends: of their channels.
         compute: the host's compute thread.
     """
 
-    def __init__(self, *, blueprint: Blueprint, ends: Ends, compute: Compute) -> None:
-        self._plan, self._ends, self._compute = blueprint, ends, compute
+    def __init__(self, *, plan: HostPlan, ends: Ends, compute: Compute) -> None:
+        self._plan, self._ends, self._compute = plan, ends, compute
+        self._host = plan.host.name
         self._acting: tuple[Policy, PolicyWeights] | None = None
-        self._rolled: Counter[str] = Counter()
+        self._built: Counter[str] = Counter()
 
     @property
     def _config(self) -> Config:
@@ -116,7 +78,7 @@ class Builder:
     def _actor(self, component: ComponentSpec) -> Actor:
         return Actor(
             name=component.name,
-            host=self._plan.host,
+            host=self._host,
             sender=self._ends.sender(component.name),
             settings=self._ends.settings,
             events=self._ends.events,
@@ -127,12 +89,12 @@ class Builder:
     def _learner(self, component: ComponentSpec) -> Learner:
         return Learner(
             name=component.name,
-            host=self._plan.host,
+            host=self._host,
             source=self._ends.source(),
             settings=self._ends.settings,
             events=self._ends.events,
             compute=self._compute,
-            start=self._plan.start,
+            start=(self._plan.start, self._plan.samples),
             make_algorithm=self._algorithm,
             make_stacker=self._stacker,
             open_weights=self._ends.weights_writer,
@@ -143,16 +105,15 @@ class Builder:
         from tianflow.hosts.shard_factory import restored_shard
 
         config, spec = self._config, self._plan.spec
-        kept = (
-            self._plan.checkpoint if self._plan.incarnation == 0 else None
-        )  # one that was lost begins empty: so the run has counted it
+        # A shard that was lost starts empty: the run has counted its items as gone.
+        checkpoint = self._plan.checkpoint if self._plan.incarnation == 0 else None
         return ReplayShard(
             name=component.name,
-            host=self._plan.host,
+            host=self._host,
             end=self._ends.shard_end(component.index),
             settings=self._ends.settings,
             compute=self._compute,
-            make_shard=lambda: restored_shard(config, spec, kept, component.index),
+            make_shard=lambda: restored_shard(config, spec, checkpoint, component.index),
             seed=make_seed(config.run.seed, component.index, self._plan.incarnation),
         )
 
@@ -163,7 +124,7 @@ class Builder:
         config = self._config
         return Evaluator(
             name=component.name,
-            host=self._plan.host,
+            host=self._host,
             spec=self._plan.spec,
             newest=self._ends.newest_weights,
             settings=self._ends.settings,
@@ -196,11 +157,12 @@ class Builder:
     def _rollout(self, component: ComponentSpec) -> Rollout:
         from tianflow.components.rollout import Rollout
 
-        life = life_of(self._plan.era, self._plan.incarnation, self._rolled[component.name])
-        self._rolled[component.name] += 1
-        policy, weights = self._acting = (
-            self._acting or self._actors_policy()
-        )  # one for all actors here: each has the thread to itself
+        incarnation = Incarnation(
+            self._plan.lineage, self._plan.incarnation, self._built[component.name]
+        )
+        self._built[component.name] += 1
+        # One policy for all actors of the host: each has the compute thread to itself.
+        policy, weights = self._acting = self._acting or self._actors_policy()
         rollout = Rollout(
             config=self._config,
             spec=self._plan.spec,
@@ -208,7 +170,7 @@ class Builder:
             load_weights=weights.refresh,
             component=component.name,
             actor_index=component.index,
-            incarnation=life,
+            incarnation=incarnation.number,
             actors=lambda: self._config.actors.count,
         )
         try:
@@ -245,15 +207,7 @@ class Builder:
     def _set_threads(self) -> None:
         import torch
 
-        torch.set_num_threads(self._plan.threads)
-
-
-def life_of(era: int, incarnation: int, times: int) -> int:
-    """One number, of 31 bits, for every life of an actor, so that none meets the seeds of another:
-    in which ``era`` of the run, in which life of its host, and how many ``times`` it was there
-    before, for actors come and go. After a thousand they begin again.
-    """
-    return era % 2**10 << 21 | incarnation % 2**11 << 10 | times % 2**10
+        torch.set_num_threads(self._plan.host.threads)
 
 
 def make_seed(*parts: int) -> int:

@@ -1,389 +1,286 @@
-"""A host process: one event loop, one compute thread, and the components that share them. `main` is
-what a child runs.
-"""
+"""A host process: a `ComponentHost` at the end of a link. `main` is what a child process runs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import socket
-import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from tianflow.channels.arena import Arena
-from tianflow.channels.codec import decode_grant, encode_event, encode_statistics
+from tianflow import plugins
 from tianflow.channels.latest import LatestCell
-from tianflow.channels.link import Link, Message
-from tianflow.channels.shm import SharedMemory, SharedWeights
-from tianflow.components.actor import Actor
-from tianflow.components.learner import Learner, LearnerState
-from tianflow.config.model import Config
-from tianflow.core.layout import layout_from_wire, spec_from_wire
-from tianflow.core.payloads import SavedState, Version
-from tianflow.core.program import ComponentSpec
+from tianflow.channels.messages import (
+    MESSAGES,
+    BatchesEnded,
+    BatchReady,
+    ComponentEnded,
+    ComponentStarted,
+    Evaluate,
+    Evaluated,
+    Granted,
+    GrantsEnded,
+    Handlers,
+    HostFailed,
+    LearnerRested,
+    NotEvaluated,
+    PutSettings,
+    RestLearner,
+    SaveState,
+    SetComponents,
+    StartHost,
+    StateNotSaved,
+    StateSaved,
+    StatisticsReported,
+    Stop,
+)
+from tianflow.core.payloads import DrawPart, DropItems, Prioritise, SaveItems, StoreTrajectory
 from tianflow.errors import (
+    BrokenChannelError,
     CheckpointError,
-    ConfigError,
     EnvironmentFailedError,
-    PoisonedTrajectoryError,
     RunError,
 )
 from tianflow.exchange.remote import LinkBatchSource, LinkTrajectorySender
-from tianflow.exchange.shards import ShardEnd, decode_request
+from tianflow.exchange.shards import ShardEnd
 from tianflow.hosts import event_loop as loops
-from tianflow.hosts.compute import Compute
-from tianflow.hosts.factory import AnyComponent, Blueprint, Builder
-from tianflow.interfaces import LiveSettings
-from tianflow.planning.memory import DRAW_SLOTS
-from tianflow.rundir import checkpoints as checkpoint
+from tianflow.hosts.component_host import ComponentHost, as_run_error
 
 if TYPE_CHECKING:
     from tianflow.core.events import Event
-    from tianflow.core.payloads import TrajectoryLayout
+    from tianflow.core.payloads import Version
+    from tianflow.core.program import HostPlan
+    from tianflow.core.statistics import ComponentStatistics
+    from tianflow.interfaces import (
+        HostTransport,
+        LiveSettings,
+        MessageLink,
+        WeightsChannel,
+    )
 
 FAILED = 1
+TRANSPORTS = {"shm": "tianflow.channels.shm:SharedHostTransport"}
+"""Host sides of the transports that are part of tianflow, by name."""
+FLUSH_S = 1.0
+"""Seconds in which the coordinator has to take a host's last messages."""
 
 
-def describe(name: str, error: BaseException) -> tuple[str, str, str]:
-    """(component, summary, traceback or the user's own) of whatever a component raised."""
-    if isinstance(error, RunError):
-        return error.component, error.summary, error.details
-    if isinstance(error, EnvironmentFailedError):
-        return name, str(error), error.details
-    if isinstance(error, PoisonedTrajectoryError | ConfigError):
-        return name, str(error), ""
-    return name, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+class LinkEnds:
+    """`tianflow.interfaces.Ends` and `HostReports` over a link.
 
-
-async def save(
-    taken: Awaitable[LearnerState], staged: Path, executor: ThreadPoolExecutor
-) -> SavedState:
-    """Write a learner's state, once it was ``taken`` at a boundary, into ``staged``, while training
-    goes on.
-
-    Raises:
-        CheckpointError: it could not be written, or is not finite.
-    """
-    state = await taken
-    file = await asyncio.get_running_loop().run_in_executor(
-        executor, checkpoint.write_state, staged, state.arrays
-    )
-    return SavedState(state.version, state.samples, file)
-
-
-class _LinkEvents:
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def publish(self, event: Event) -> None:
-        self._link.send_event(*encode_event(event))
-
-
-class HostProcess:
-    """Joins the components of one child process to the coordinator's link.
-    `tianflow.hosts.factory.Ends` in shared memory.
+    Args:
+        plan: of the host.
+        settings: live settings.
+        transport: memory and link.
+        link: the host's end.
     """
 
     def __init__(
         self,
-        order: Mapping[str, Any],
-        end: socket.socket,
-        slots: SharedMemory,
-        weights_fd: int,
-        draws: SharedMemory | None,
+        *,
+        plan: HostPlan,
+        settings: LatestCell[LiveSettings, int],
+        transport: HostTransport,
+        link: MessageLink,
     ) -> None:
-        self._order = order
-        self.name: str = order["host"]
-        config = Config.model_validate(order["config"])
-        live = LiveSettings(config, order["bound"], order["paused"])
-        self.settings: LatestCell[LiveSettings, int] = LatestCell(live, order["generation"])
-        layout = layout_from_wire(order["layout"])
-        self._arena = Arena(layout=layout, buffer=slots.buffer, capacity=order["capacity"])
-        draw_layout = layout_from_wire(order["draws"]) if order["draws"] else None
-        self._draws: Arena | None = None
-        if draw_layout is not None and draws is not None:
-            self._draws = Arena(layout=draw_layout, buffer=draws.buffer, capacity=DRAW_SLOTS)
-        self._weights_fd = weights_fd
-        self._weights: SharedWeights | None = None
-        self._announced = Version(*order["published"])
-        self._link = Link(end=end, handle=self._handle, closed=self._closed)
-        self.events = _LinkEvents(self._link)
-        self._compute = Compute(name="compute", on_orphan=self._orphan)
-        self._builder = Builder(
-            blueprint=_blueprint(order, layout, draw_layout), ends=self, compute=self._compute
-        )
-        self._senders: dict[str, LinkTrajectorySender] = {}
-        self._source: LinkBatchSource | None = None
-        self._shard: ShardEnd | None = None
-        self._components: dict[str, AnyComponent] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._wanted: dict[str, ComponentSpec] = {}
-        self._retired: set[str] = set()
-        self._leave: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._errands: set[asyncio.Task[None]] = set()
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        self._handlers: dict[str, Callable[..., None]] = {
-            "grant": self._on_grant,
-            "end": self._on_end,
-            "batch": self._on_batch,
-            "shard": self._on_shard,
-            "settings": self._on_settings,
-            "announce": lambda lineage, number: self._announce(Version(lineage, number)),
-            "components": lambda wanted: self.reconcile([ComponentSpec(*item) for item in wanted]),
-            "save": lambda number, staged: self._errand(self._save(number, Path(staged))),
-            "rest": lambda number: self._errand(self._rest(number)),
-            "evaluate": lambda number, lineage, version: self._errand(
-                self._evaluate(number, Version(lineage, version))
-            ),
-            "stop": lambda: self._finish(0),
-        }
-
-    async def run(self) -> int:
-        """Until told to stop, the coordinator is gone, or a component fails; the exit status."""
-        self.reconcile([ComponentSpec(*item) for item in self._order["components"]])
-        reporter = asyncio.create_task(self._report())
-        reporter.add_done_callback(self._errand_ended)
-        status = await self._leave
-        self._compute.close()
-        reporter.cancel()
-        for task in (*self._tasks.values(), *self._errands):
-            task.cancel()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._link.flush(), 1.0)
-        return status
-
-    def reconcile(self, wanted: list[ComponentSpec]) -> None:
-        """Run exactly these components."""
-        self._wanted = {component.name: component for component in wanted}
-        for name in set(self._tasks) - set(self._wanted):
-            retired = self._components[name]
-            if isinstance(retired, Actor):
-                self._retired.add(name)
-                retired.retire()
-        for component in wanted:
-            if component.name not in self._tasks:
-                self._add(component)
-
-    def _add(self, component: ComponentSpec) -> None:
-        made = self._builder.build(component)
-        self._components[component.name] = made
-        task = asyncio.create_task(
-            made.run(lambda: self._link.send("started", component.name)), name=component.name
-        )
-        self._tasks[component.name] = task
-        task.add_done_callback(self._component_ended)
-
-    # Ends
-    # ----------------------------------------------------------------------------------------------
+        self.settings, self._transport, self._link = settings, transport, link
+        self._published = plan.published
+        self._weights: WeightsChannel | None = None
+        self.senders: dict[str, LinkTrajectorySender] = {}
+        """By actor."""
+        self.batches = LinkBatchSource(link=link, arena=transport.draws or transport.arena)
+        self.shard: ShardEnd | None = None
 
     def sender(self, holder: str) -> LinkTrajectorySender:
         """An actor's end."""
-        self._senders[holder] = LinkTrajectorySender(
-            link=self._link, arena=self._arena, holder=holder, announce=self._announce
+        self.senders[holder] = LinkTrajectorySender(
+            link=self._link, arena=self._transport.arena, holder=holder, announce=self._announce
         )
-        return self._senders[holder]
+        return self.senders[holder]
 
     def source(self) -> LinkBatchSource:
         """The learner's end."""
-        self._source = LinkBatchSource(link=self._link, arena=self._draws or self._arena)
-        return self._source
+        return self.batches
 
     def shard_end(self, index: int) -> ShardEnd:  # noqa: ARG002 - a host process has one shard at most
         """The replay shard's end."""
-        assert self._draws is not None
-        self._shard = ShardEnd(slots=self._arena, draws=self._draws, answer=self._link.send)
-        return self._shard
+        draws = self._transport.draws
+        assert draws is not None
+        self.shard = ShardEnd(slots=self._transport.arena, draws=draws, answer=self._link.send)
+        return self.shard
 
-    def weights_reader(self, nbytes: int) -> SharedWeights:
-        """Every reader of this process shares one view."""
+    def weights_reader(self, nbytes: int) -> WeightsChannel:
+        """All readers of this process share one channel."""
         return self._open_weights(nbytes)
 
-    def weights_writer(self, nbytes: int) -> SharedWeights:
+    def weights_writer(self, nbytes: int) -> WeightsChannel:
         """The learner's end."""
         return self._open_weights(nbytes)
 
     async def newest_weights(self, version: Version) -> None:
-        """The coordinator asks for an evaluation only once its version is published."""
+        """Returns at once: the coordinator requests an evaluation only after its version is
+        published.
+        """
         self._announce(version)
 
-    def _open_weights(self, nbytes: int) -> SharedWeights:
+    @property
+    def events(self) -> LinkEnds:
+        """This object."""
+        return self
+
+    def publish(self, event: Event) -> None:
+        """To the coordinator."""
+        self._link.send_event(event)
+
+    def component_started(self, name: str) -> None:
+        """To the coordinator."""
+        self._link.send(ComponentStarted(name))
+
+    def component_ended(self, name: str) -> None:
+        """To the coordinator."""
+        self._link.send(ComponentEnded(name))
+
+    def report(self, statistics: Sequence[ComponentStatistics]) -> None:
+        """To the coordinator."""
+        self._link.send(StatisticsReported(tuple(statistics)))
+
+    def fail(self, error: RunError) -> None:
+        """To the coordinator."""
+        self._link.send(HostFailed(error.component, error.summary, error.details))
+
+    def _open_weights(self, nbytes: int) -> WeightsChannel:
         if self._weights is None:
-            memory = SharedMemory.attach(self._weights_fd, SharedWeights.nbytes_for(nbytes))
-            if nbytes and memory.nbytes != SharedWeights.nbytes_for(nbytes):
-                raise RunError(
-                    self.name,
-                    f"this process has {nbytes} bytes of weights, the run has others: was the "
-                    "code changed meanwhile?",
-                )
-            self._weights = SharedWeights(memory=memory, nbytes=nbytes)
-            self._weights.announce(self._announced)
+            self._weights = self._transport.open_weights(nbytes)
+            self._weights.announce(self._published)
         return self._weights
 
     def _announce(self, version: Version) -> None:
-        self._announced = max(self._announced, version)
+        self._published = max(self._published, version)
         if self._weights is not None:
             self._weights.announce(version)
 
-    # Messages
-    # ----------------------------------------------------------------------------------------------
 
-    def _handle(self, message: Message) -> None:
-        try:
-            self._handlers[message[0]](*message[1:])
-        except Exception as error:  # noqa: BLE001 - a boundary: the loop would only log it, and the run wait for what was asked
-            self._fail(self.name, error)
+class LinkedHost:
+    """A host process: reads the link, and hands messages to its `ComponentHost` and its ends.
 
-    def _on_grant(self, holder: str, fields: list[Any]) -> None:
-        self._senders[holder].grant(decode_grant(fields))
+    Args:
+        start: what the coordinator started it with.
+        transport: the host's side.
+    """
 
-    def _on_end(self, holder: str) -> None:
-        self._senders[holder].grant(None)
-
-    def _on_batch(self, fields: list[Any] | None) -> None:
-        if self._source is not None:
-            self._source.batch(fields)
-
-    def _on_shard(self, name: str, *values: Any) -> None:
-        if self._shard is not None:
-            self._shard.ask(decode_request(name, values))
-
-    def _on_settings(
-        self, generation: int, config: dict[str, Any], bound: int | None, paused: bool, hold: bool
-    ) -> None:
-        self.settings.put(
-            LiveSettings(Config.model_validate(config), bound, paused, hold), generation
+    def __init__(self, start: StartHost, transport: HostTransport) -> None:
+        self._settings = LatestCell(start.settings.live, start.settings.generation)
+        self._link = transport.open_link(
+            handle=self._handle, closed=self._closed, failed=self._message_failed
+        )
+        self._ends = LinkEnds(
+            plan=start.plan, settings=self._settings, transport=transport, link=self._link
+        )
+        self._host = ComponentHost(plan=start.plan, ends=self._ends, reports=self._ends)
+        self._requests: set[asyncio.Task[None]] = set()
+        ends, host = self._ends, self._host
+        self._handlers = Handlers(
+            {
+                Granted: lambda message: ends.senders[message.holder].grant(message.grant),
+                GrantsEnded: lambda message: ends.senders[message.holder].grant(None),
+                BatchReady: lambda message: ends.batches.batch(*message),
+                BatchesEnded: lambda _: ends.batches.end(),
+                **dict.fromkeys(
+                    (StoreTrajectory, DrawPart, Prioritise, DropItems, SaveItems), self._ask_shard
+                ),
+                PutSettings: lambda message: self._settings.put(message.live, message.generation),
+                SetComponents: lambda message: host.reconcile(message.components),
+                SaveState: lambda message: self._serve(self._save(message)),
+                RestLearner: lambda message: self._serve(self._rest(message)),
+                Evaluate: lambda message: self._serve(self._evaluate(message)),
+                Stop: lambda _: host.stop(),
+            }
         )
 
-    async def _save(self, number: int, staged: Path) -> None:
-        learner = self._components["learner"]
-        assert isinstance(learner, Learner)
-        try:
-            saved = await save(learner.state(), staged, self._disk)
-        except CheckpointError as error:
-            self._link.send("not_saved", number, str(error))
-        else:
-            self._link.send(
-                "saved",
-                number,
-                list(saved.version),
-                saved.samples,
-                saved.file.sha256,
-                saved.file.nbytes,
-            )
+    async def run(self) -> int:
+        """Until the coordinator stops it or is gone, or a component fails. The exit status."""
+        failure = await self._host.stopped
+        for task in self._requests:
+            task.cancel()
+        await self._host.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._link.flush(), FLUSH_S)
+        return FAILED if failure else 0
 
-    async def _rest(self, number: int) -> None:
-        learner = self._components["learner"]
-        assert isinstance(learner, Learner)
-        self._link.send("rested", number, *await learner.rest())
+    def _handle(self, message: object) -> None:
+        self._handlers[type(message)](message)
 
-    async def _evaluate(self, number: int, at_least: Version) -> None:
-        from tianflow.components.evaluator import Evaluator
-
-        evaluator = self._components["evaluator"]
-        assert isinstance(evaluator, Evaluator)
-        try:
-            evaluation = await evaluator.evaluate(at_least)
-        except EnvironmentFailedError as error:
-            self._link.send("not_evaluated", number, error.summary, error.details)
-            return
-        self._link.send(
-            "evaluated",
-            number,
-            list(evaluation.version),
-            list(evaluation.returns),
-            list(evaluation.lengths),
-        )
-
-    def _errand(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._errands.add(task)
-        task.add_done_callback(self._errand_ended)
-
-    def _errand_ended(self, task: asyncio.Task[None]) -> None:
-        self._errands.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(self.name, error)
-
-    # Ending
-    # ----------------------------------------------------------------------------------------------
-
-    def _component_ended(self, task: asyncio.Task[None]) -> None:
-        name = task.get_name()
-        self._tasks.pop(name, None)
-        component = self._components.pop(name, None)
-        if component is not None:
-            self._link.send("stats", [encode_statistics(component.statistics())])
-        if task.cancelled():
-            return
-        if (error := task.exception()) is not None:
-            self._fail(name, error)
-            return
-        self._link.send("ended", name)
-        if name in self._retired:
-            self._retired.discard(name)
-            if name in self._wanted:  # again, by now
-                self._add(self._wanted[name])
-
-    def _orphan(self, error: BaseException) -> None:
-        self._link.send_threadsafe("failed", *describe(self.name, error))
-
-    def _fail(self, name: str, error: BaseException) -> None:
-        self._link.send("failed", *describe(name, error))
-        self._finish(FAILED)
+    def _message_failed(self, error: Exception) -> None:
+        """A message that this host cannot obey: the run would wait for its effect for ever."""
+        self._host.fail(as_run_error(self._host.name, error))
 
     def _closed(self) -> None:
-        self._finish(0)
+        self._host.stop()
 
-    def _finish(self, status: int) -> None:
-        if not self._leave.done():
-            self._leave.set_result(status)
+    def _ask_shard(self, request: Any) -> None:
+        if self._ends.shard is not None:
+            self._ends.shard.ask(request)
 
-    async def _report(self) -> None:
-        while True:
-            self._link.send(
-                "stats",
-                [
-                    encode_statistics(component.statistics())
-                    for component in self._components.values()
-                ],
-            )
-            await asyncio.sleep(self.settings.value.config.metrics.interval_s)
+    # Requests, answered by message
+    # ----------------------------------------------------------------------------------------------
+
+    def _serve(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._requests.add(task)
+        task.add_done_callback(self._request_ended)
+
+    def _request_ended(self, task: asyncio.Task[None]) -> None:
+        self._requests.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._message_failed(error if isinstance(error, Exception) else RuntimeError(error))
+
+    async def _save(self, message: SaveState) -> None:
+        try:
+            saved = await self._host.save(message.directory)
+        except CheckpointError as error:
+            self._link.send(StateNotSaved(message.request, str(error)))
+        else:
+            self._link.send(StateSaved(message.request, saved))
+
+    async def _rest(self, message: RestLearner) -> None:
+        self._link.send(LearnerRested(message.request, await self._host.rest()))
+
+    async def _evaluate(self, message: Evaluate) -> None:
+        try:
+            evaluation = await self._host.evaluate(message.at_least)
+        except EnvironmentFailedError as error:
+            self._link.send(NotEvaluated(message.request, error.summary, error.details))
+        else:
+            self._link.send(Evaluated(message.request, evaluation))
 
 
-def _blueprint(
-    order: Mapping[str, Any], layout: TrajectoryLayout, draws: TrajectoryLayout | None
-) -> Blueprint:
-    return Blueprint(
-        host=order["host"],
-        spec=spec_from_wire(order["spec"]),
-        layout=layout,
-        start=(Version(*order["start"][0]), order["start"][1]),
-        draws=draws,
-        incarnation=order["incarnation"],
-        era=order["era"],
-        checkpoint=Path(order["checkpoint"]) if order["checkpoint"] else None,
-        threads=order["threads"],
+def attach(address: str, descriptors: Sequence[int], plan: HostPlan) -> HostTransport:
+    """The host's side of the transport that ``address`` names. ConfigError if it is unknown."""
+    name = address.partition("://")[0]
+    found: Any = plugins.load("tianflow.transports", TRANSPORTS.get(name, name), path="address")
+    transport: HostTransport = found.attach(
+        address, descriptors, layout=plan.layout, draws=plan.draws
     )
+    return transport
 
 
-def main(payload: bytes, fds: list[int]) -> int:
-    """Run a host: ``payload`` is what the launcher ordered, ``fds`` are the link, the slots, the
-    weights and, with replay, the draws.
+def main(payload: bytes, descriptors: Sequence[int]) -> int:
+    """Run a host process. The exit status.
+
+    Args:
+        payload: a packed `StartHost`.
+        descriptors: those of `tianflow.interfaces.Connection`, in its order.
     """
-    order = msgpack.unpackb(payload)
-    if order["cores"]:
-        os.sched_setaffinity(0, order["cores"])
-    end = socket.socket(fileno=fds[0])
-    slots = SharedMemory.attach(fds[1])
-    draws = SharedMemory.attach(fds[3]) if len(fds) > 3 else None
+    start = MESSAGES.decode(msgpack.unpackb(payload, strict_map_key=False))
+    if not isinstance(start, StartHost):
+        raise BrokenChannelError(f"a host starts with StartHost, not {type(start).__name__}")
+    if start.plan.host.cores:
+        os.sched_setaffinity(0, start.plan.host.cores)
+    transport = attach(start.address, descriptors, start.plan)
 
-    async def live() -> int:
-        return await HostProcess(order, end, slots, fds[2], draws).run()
+    async def run() -> int:
+        return await LinkedHost(start, transport).run()
 
-    return loops.run(live())
+    return loops.run(run())

@@ -159,8 +159,8 @@ class Window:
     @property
     def hosts(self) -> int:
         """Number of actors that can step at the same time: those of one host take turns."""
-        if self.config.placement.launcher == "inline":
-            return 1
+        if len({component.host for component in self.run.components}) == 1:
+            return 1  # one process runs every component
         return self.config.actors.hosts or max(
             1, len(os.sched_getaffinity(0)) - self.config.learner.threads
         )

@@ -1,6 +1,4 @@
-"""The two layouts of a run: that of a trajectory, and, with replay, that of what is drawn for one
-update.
-"""
+"""The layouts of a run: of a trajectory and, with replay, of the draw for one update."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
 
 
 def trajectory_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout:
-    """Of what an actor hands over."""
+    """The layout of a trajectory of an actor."""
     return make_layout(
         spec,
         steps=config.actors.rollout_steps,
@@ -23,7 +21,7 @@ def trajectory_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout
 
 
 def draw_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout | None:
-    """Of what replay draws; None for an algorithm that uses each trajectory once."""
+    """The layout of a draw from replay; None for an algorithm that uses each trajectory once."""
     if config.algorithm.window is None:
         return None
     length, _ = config.algorithm.window

@@ -1,4 +1,4 @@
-"""How many slots a run wants, and how many its memory limit holds."""
+"""Memory: the slots that a run wants, the slots that its limit holds, and what the machine has."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from tianflow.errors import ConfigError, Problem
 MOST_SLOTS = 65536
 CGROUP = Path("/sys/fs/cgroup")
 COPIES = 4
-"""Of every parameter, float32: the learner's, their gradient, and the two means of Adam. Published
-ones and actors' come on top.
+"""Float32 copies of every parameter: the learner's, their gradient, and the two means of Adam.
+Published copies and those of actors come on top.
 """
 DRAW_SLOTS = 4
-"""One that the learner has, one ahead of it, one whose priorities are on their way back, one that
-shards write.
+"""Slots of draws: one at the learner, one ahead of it, one whose priorities return to the shards,
+one that shards write.
 """
 
 
 def slots_wanted(config: Config) -> int:
-    """Slots for every credit the bound allows, and one for every actor that may hold a ticket which
-    was given up.
+    """Slots for every credit that the bound allows, and one for every actor that may hold a dropped
+    ticket.
 
-    Where the bound paces nobody only memory pushes back: four batches and two for each actor then.
-    So it is with replay, which takes a trajectory out of its slot at once, however old it may
-    become.
+    If the bound does not pace the actors, only memory limits them: four batches, and two slots for
+    each actor. The same holds with replay, which copies a trajectory out of its slot at once.
     """
     batch, actors = config.algorithm.batch_trajectories, config.actors.count
     if config.bound is None or not is_paced(config) or config.algorithm.window is not None:
@@ -39,15 +38,15 @@ def slots_wanted(config: Config) -> int:
 
 
 def slots_capacity(config: Config, layout: TrajectoryLayout) -> int:
-    """Slots that ``balance.memory_limit`` has room for."""
+    """Number of slots that ``balance.memory_limit`` holds."""
     return min(MOST_SLOTS, config.balance.memory_limit // arena_nbytes(layout, 1))
 
 
 def check_memory(config: Config, layout: TrajectoryLayout) -> None:
-    """Refuse what cannot work.
+    """Refuse a memory limit that is too small.
 
     Raises:
-        ConfigError: the limit does not even hold one batch and a slot for every actor.
+        ConfigError: the limit does not hold one batch and a slot for every actor.
     """
     least = config.algorithm.batch_trajectories + config.actors.count
     capacity = slots_capacity(config, layout)
@@ -65,12 +64,14 @@ def check_memory(config: Config, layout: TrajectoryLayout) -> None:
 
 
 def machine_memory() -> int:
-    """Bytes of the machine."""
+    """Bytes of memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def usable_memory(cgroup: Path = CGROUP) -> int:
-    """Bytes of the machine, or what its control group (version 2, mounted at ``cgroup``) allows."""
+    """Bytes of memory of the machine, or fewer if its control group (version 2, mounted at
+    ``cgroup``) has a limit.
+    """
     try:
         (limit,) = (cgroup / "memory.max").read_text(encoding="utf-8").split()
         return machine_memory() if limit == "max" else min(machine_memory(), int(limit))
@@ -79,11 +80,11 @@ def usable_memory(cgroup: Path = CGROUP) -> int:
 
 
 def check_network_memory(config: Config, spec: EnvironmentSpec) -> None:
-    """Refuse a built-in network that this machine cannot train: allocating it would have the system
-    end something, not only this run.
+    """Refuse a built-in network that this machine cannot train: if memory runs out, the system
+    kills processes, and not only those of this run.
 
     Raises:
-        ConfigError: with how large it is at least.
+        ConfigError: the network is too large; the message has its size.
     """
     parameters = torso_parameters(config.network, spec.observation)
     needed, usable = COPIES * 4 * parameters, usable_memory()

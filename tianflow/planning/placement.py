@@ -1,5 +1,5 @@
-"""From a config to a program: which components there are, and where they go. The only module that
-knows every part.
+"""Placement: from a config to a program, which says what components there are and which hosts run
+them.
 """
 
 from __future__ import annotations
@@ -7,14 +7,19 @@ from __future__ import annotations
 import os
 
 from tianflow.config.model import Config
-from tianflow.core.program import ComponentSpec, HostSpec, Placement, Program
+from tianflow.core.program import ComponentSpec, HostSpec, LauncherCapabilities, Program
 
 LEARNER = ComponentSpec("learner", "learner")
 EVALUATOR = ComponentSpec("evaluator", "evaluator")
 
 
-def build(config: Config) -> Program:
-    """The components of a run, and the hosts they go to."""
+def build(config: Config, capabilities: LauncherCapabilities) -> Program:
+    """The components of a run, and the hosts that run them.
+
+    Args:
+        config: settings in force.
+        capabilities: of the launcher.
+    """
     actors = tuple(
         ComponentSpec(f"actor-{index}", "actor", index) for index in range(config.actors.count)
     )
@@ -22,40 +27,46 @@ def build(config: Config) -> Program:
         ComponentSpec(f"replay-{index}", "replay", index) for index in range(shard_count(config))
     )
     components = (LEARNER, *shards, *actors, EVALUATOR)
-    if config.placement.launcher == "inline":
-        host = HostSpec("inline", components, threads=config.learner.threads)
-        return Program(components, Placement("inline", "memory://", (host,)))
-    return Program(
-        components, Placement(config.placement.launcher, "shm://", _hosts(config, actors, shards))
-    )
+    if capabilities.processes:
+        cores = _cores(config) if capabilities.binds_cores else []
+        return Program(components, _hosts(config, actors, shards, cores))
+    host = HostSpec(config.placement.launcher, components, threads=config.learner.threads)
+    return Program(components, (host,))
 
 
 def shard_count(config: Config) -> int:
-    """Replay shards of a run; 0 for an algorithm that uses each trajectory once."""
+    """Number of replay shards; 0 for an algorithm that uses each trajectory once."""
     return 0 if config.algorithm.window is None else config.replay.shards
 
 
-def _hosts(
-    config: Config, actors: tuple[ComponentSpec, ...], shards: tuple[ComponentSpec, ...]
-) -> tuple[HostSpec, ...]:
-    """One host for the learner, one for the evaluator, one for each replay shard, and actors dealt
-    out over theirs.
+def _cores(config: Config) -> list[int]:
+    """CPU numbers that hosts are bound to; empty if they are not bound."""
+    return sorted(os.sched_getaffinity(0)) if config.placement.affinity == "auto" else []
 
-    With two cores or more and affinity "auto", the learner has its cores to itself: two processes
-    that are never moved between cores do more than two that are. An actor keeps its host when the
-    count changes.
+
+def _hosts(
+    config: Config,
+    actors: tuple[ComponentSpec, ...],
+    shards: tuple[ComponentSpec, ...],
+    cores: list[int],
+) -> tuple[HostSpec, ...]:
+    """One host for the learner, one for the evaluator, one for each replay shard, and hosts that
+    share the actors.
+
+    With more ``cores`` than the learner has threads, the learner has its cores alone: two processes
+    that stay on their cores do more work than two that the system moves. An actor keeps its host
+    when the number of actors changes.
     """
-    cores = sorted(os.sched_getaffinity(0)) if config.placement.affinity == "auto" else []
     alone = len(cores) > config.learner.threads
     for_learner = tuple(cores[: config.learner.threads]) if alone else ()
     for_actors = tuple(cores[config.learner.threads :]) if alone else ()
     wanted = hosts_wanted(config)
-    dealt = [
+    shared = [
         tuple(actor for actor in actors if actor.index % wanted == place) for place in range(wanted)
     ]
     hosts = [
         HostSpec(f"actors-{place}", group, _share(for_actors, place, wanted))
-        for place, group in enumerate(dealt)
+        for place, group in enumerate(shared)
         if group
     ]
     return (
@@ -67,14 +78,12 @@ def _hosts(
 
 
 def hosts_wanted(config: Config) -> int:
-    """Processes that actors are dealt out over on this machine: as many as the config says, else
-    one for each core the learner leaves.
+    """Number of actor hosts on this machine: as the config says, else one for each core that the
+    learner leaves.
     """
     return config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - config.learner.threads)
 
 
 def _share(cores: tuple[int, ...], place: int, hosts: int) -> tuple[int, ...]:
-    """The cores of one actor host: one of its own where there are enough, else all of them
-    shared.
-    """
+    """The cores of one actor host: one core alone if there are enough, else all of them, shared."""
     return (cores[place],) if cores and hosts <= len(cores) else cores

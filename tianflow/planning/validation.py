@@ -1,7 +1,6 @@
-"""Everything that can be found out about a config before a process starts: names, combinations, the
-environment, the network.
+"""Validation of a config before a process starts: names, combinations, environment, network.
 
-PyTorch is not needed for it; a user's own network or algorithm may bring it.
+It does not import PyTorch; a user's own network or algorithm may import it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tianflow.errors import ConfigError, Problem
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What `validate` found. ``spec`` is None when the environment could not be looked at."""
+    """The result of `validate`. ``spec`` is None when the environment was not made."""
 
     problems: tuple[Problem, ...]
     advice: tuple[str, ...]
@@ -24,7 +23,7 @@ class Validation:
 
 
 def validate(config: Config) -> Validation:
-    """Look at everything that ``config`` names, in this process; the environment is made once and
+    """Check everything that ``config`` names, in this process. The environment is made once and
     closed again.
     """
     problems = config_rules.check(config)
@@ -39,7 +38,7 @@ def validate(config: Config) -> Validation:
 
 
 def require_valid(config: Config) -> Validation:
-    """As `validate`. Raises `ConfigError` with all problems, if there are any."""
+    """As `validate`. Raises `ConfigError` with all problems that it found."""
     validation = validate(config)
     if validation.problems:
         raise ConfigError(validation.problems)

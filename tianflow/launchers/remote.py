@@ -1,0 +1,311 @@
+"""Hosts in processes of their own, however a launcher starts them: their handles, and their
+messages.
+
+A launcher calls `run_hosts` with a function that starts one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import msgpack
+
+from tianflow.channels.broadcast import GapCounter
+from tianflow.channels.messages import (
+    MESSAGES,
+    ComponentEnded,
+    ComponentStarted,
+    Drawn,
+    Dropped,
+    Evaluate,
+    Evaluated,
+    EventPublished,
+    Handlers,
+    HostFailed,
+    ItemsSaved,
+    LearnerRested,
+    NotEvaluated,
+    Prioritised,
+    PutSettings,
+    RestLearner,
+    SaveState,
+    SetComponents,
+    StartHost,
+    StateNotSaved,
+    StateSaved,
+    StatisticsReported,
+    Stop,
+    Stored,
+)
+from tianflow.channels.shm import SharedTransport
+from tianflow.core.payloads import Evaluation, SavedState, Version
+from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError
+from tianflow.exchange.remote import ServedExchange
+from tianflow.exchange.shards import LinkShardPort
+from tianflow.planning.memory import DRAW_SLOTS, slots_capacity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tianflow.channels.messages import ShardAnswer
+    from tianflow.config.model import Config
+    from tianflow.core.payloads import TrajectoryLayout
+    from tianflow.core.program import HostPlan, HostSpec
+    from tianflow.interfaces import HostProcess, MessageLink, RunView, Transport
+
+T = TypeVar("T")
+StartProcess: TypeAlias = Callable[[str, bytes, Sequence[int]], Awaitable["HostProcess"]]
+"""Starts the process of a host: (name, payload, descriptors). The process inherits the descriptors
+and calls `tianflow.hosts.main.main` with the payload and its own numbers of them.
+"""
+
+
+def shared_slots(
+    *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None
+) -> SharedTransport:
+    """`tianflow.interfaces.Launcher.slots` for hosts on one machine: shared memory, sized by
+    ``balance.memory_limit``.
+    """
+    return SharedTransport(
+        layout=layout,
+        capacity=slots_capacity(config, layout),
+        draws=draws,
+        draw_slots=DRAW_SLOTS,
+    )
+
+
+async def run_hosts(run: RunView, transport: Transport, start_process: StartProcess) -> None:
+    """Run ``run`` to its end, each host in a process of ``start_process``.
+
+    A launcher that is cancelled has to end the processes that are left then.
+    """
+    learner_started = asyncio.Event()
+
+    async def start(host: HostSpec, incarnation: int) -> RemoteHost:
+        if host.components[0].role not in ("learner", "replay"):
+            await learner_started.wait()  # only the learner knows how large the weights are
+        plan = await run.plan_host(host, incarnation)
+        remote = RemoteHost(run=run, plan=plan, learner_started=learner_started)
+        await remote.start(transport, start_process)
+        return remote
+
+    await run.run(start)
+
+
+class RemoteHost:
+    """One host process: its `HostHandle`, the port to a learner or evaluator in it, and the
+    handlers of its messages.
+
+    Args:
+        run: that it belongs to.
+        plan: what the host builds its components from.
+        learner_started: set once a learner on this host works.
+    """
+
+    def __init__(self, *, run: RunView, plan: HostPlan, learner_started: asyncio.Event) -> None:
+        self._run, self._plan, self._host = run, plan, plan.host
+        self._learner_started = learner_started
+        self._roles = {component.name: component.role for component in plan.host.components}
+        self._pending = set(self._roles)
+        self._process: HostProcess
+        self._link: MessageLink
+        self._last_message = time.monotonic()
+        self._gaps = GapCounter()
+        self._requests = itertools.count()
+        self._answers: dict[int, asyncio.Future[object]] = {}
+        self._forget_settings: Callable[[], None] = lambda: None
+        self._failure = ""
+        self._gone = False
+        self._handlers: Handlers
+
+    async def start(self, transport: Transport, start_process: StartProcess) -> None:
+        """Start the process. Raises RunError if it cannot be started."""
+        connection = transport.connect()
+        try:
+            self._link = connection.open_link(
+                handle=self._handle, closed=lambda: None, failed=self._message_failed
+            )
+            self._handlers = self._make_handlers()
+            start = StartHost(self._plan, self._settings(), transport.address)
+            payload = msgpack.packb(MESSAGES.encode(start))
+            try:
+                self._process = await start_process(
+                    self._host.name, payload, connection.descriptors
+                )
+            except BaseException:
+                self._link.close()
+                raise
+        finally:
+            connection.close()
+        if "learner" in self._roles.values():
+            self._run.inbox.register_learner(self)
+        if "evaluator" in self._roles.values():
+            self._run.inbox.register_evaluator(self)
+        self._forget_settings = self._run.settings.on_change(self._send_settings)
+        self._send_settings()  # they may have changed while the process was started
+
+    # Handle
+    # ----------------------------------------------------------------------------------------------
+
+    async def wait(self) -> str:
+        """Wait until the process and its group are gone. How it ended."""
+        status = await self._process.wait()
+        await asyncio.sleep(0)
+        self._link.drain()  # what it sent before it died still counts
+        self._link.close()
+        self._forget_settings()
+        self._gone = True
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(self._broken())
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"{how}: {self._failure}" if self._failure else how
+
+    def ask_to_stop(self) -> None:
+        """Ask the host to flush and leave."""
+        self._link.send(Stop())
+
+    def kill(self) -> None:
+        """End the process now, stopped or not."""
+        self._process.kill()
+
+    @property
+    def started(self) -> bool:
+        """True once all its components work."""
+        return not self._pending
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since its last message."""
+        return time.monotonic() - self._last_message
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def reconcile(self, host: HostSpec) -> None:
+        """Run exactly the components of ``host``."""
+        before, self._host = set(self._roles), host
+        self._roles = {component.name: component.role for component in host.components}
+        self._pending = self._pending & set(self._roles) | set(self._roles) - before
+        self._link.send(SetComponents(host.components))
+
+    # Ports
+    # ----------------------------------------------------------------------------------------------
+
+    async def save(self, staged: Path) -> SavedState:
+        """Write the learner's state into ``staged``."""
+        return await self._request(SavedState, lambda number: SaveState(number, staged))
+
+    async def rest(self) -> Version:
+        """Publish the newest version at the next boundary."""
+        return await self._request(Version, RestLearner)
+
+    async def evaluate(self, at_least: Version) -> Evaluation:
+        """Evaluate the newest version."""
+        return await self._request(Evaluation, lambda number: Evaluate(number, at_least))
+
+    async def _request(self, answer: type[T], make: Callable[[int], object]) -> T:
+        if self._gone:  # it may have gone since the caller looked
+            raise self._broken()
+        number = next(self._requests)
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._answers[number] = future
+        self._link.send(make(number))
+        try:
+            found = await future
+            assert isinstance(found, answer)
+            return found
+        finally:
+            del self._answers[number]
+
+    def _broken(self) -> BrokenChannelError:
+        return BrokenChannelError(f"host {self._host.name!r} is gone")
+
+    def _answer(self, number: int, answer: object) -> None:
+        future = self._answers.get(number)
+        if future is None or future.done():
+            return
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    # Messages
+    # ----------------------------------------------------------------------------------------------
+
+    def _make_handlers(self) -> Handlers:
+        inbox, answer = self._run.inbox, self._answer
+        served = ServedExchange(
+            exchange=self._run.exchange, link=self._link, on_episodes=inbox.episodes_finished
+        )
+        return Handlers(
+            {
+                **served.handlers,
+                EventPublished: self._event,
+                StatisticsReported: lambda message: inbox.report(message.components),
+                ComponentStarted: self._started,
+                ComponentEnded: lambda message: inbox.component_ended(message.name),
+                HostFailed: self._failed,
+                StateSaved: lambda message: answer(message.request, message.state),
+                StateNotSaved: lambda m: answer(m.request, CheckpointError(m.reason)),
+                LearnerRested: lambda message: answer(message.request, message.version),
+                Evaluated: lambda message: answer(message.request, message.evaluation),
+                NotEvaluated: lambda m: answer(
+                    m.request, EnvironmentFailedError(m.summary, m.details)
+                ),
+                **dict.fromkeys(
+                    (Stored, Drawn, Prioritised, Dropped, ItemsSaved), self._shard_answered
+                ),
+            }
+        )
+
+    def _handle(self, message: object) -> None:
+        self._last_message = time.monotonic()
+        self._handlers[type(message)](message)
+
+    def _message_failed(self, error: Exception) -> None:
+        """A message that breaks a rule ends the run, and the error names the host."""
+        details = "".join(traceback.format_exception(error))
+        summary = f"a message from host {self._host.name!r} was refused: {error!r}"
+        self._run.inbox.fail(RunError("coordinator", summary, details))
+
+    def _event(self, message: EventPublished) -> None:
+        self._run.inbox.events_lost(self._gaps.lost(message.sequence))
+        self._run.inbox.publish(message.event)
+
+    def _started(self, message: ComponentStarted) -> None:
+        self._pending.discard(message.name)
+        match self._roles.get(message.name):
+            case "learner":
+                self._learner_started.set()
+            case "replay":
+                self._run.inbox.shard_opened(
+                    self._shard, self._plan.incarnation, LinkShardPort(self._link)
+                )
+        self._run.inbox.component_started(message.name)
+
+    def _shard_answered(self, message: ShardAnswer) -> None:
+        self._run.inbox.shard_answered(self._shard, self._plan.incarnation, message)
+
+    @property
+    def _shard(self) -> int:
+        """Index of the host's replay shard."""
+        return self._plan.host.components[0].index
+
+    def _failed(self, message: HostFailed) -> None:
+        self._failure = message.summary
+        self._run.inbox.fail(RunError(message.component, message.summary, message.details))
+
+    def _settings(self) -> PutSettings:
+        settings = self._run.settings
+        return PutSettings.of(settings.value, settings.key)
+
+    def _send_settings(self) -> None:
+        self._link.send(self._settings())
