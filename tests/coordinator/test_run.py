@@ -754,7 +754,9 @@ async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_a
         await until(lambda: world.evaluator.asked)
         seen = world.run.statistics()
         assert ("stopping", True) == (seen.state, seen.evaluating)
-        assert seen.diagnosis.advice.startswith("the run is stopping and evaluates the policy over ")
+        assert seen.diagnosis.advice.startswith(
+            "the run is stopping and evaluates the policy over "
+        )
         assert seen.evaluation_left_s is not None
         assert 0.0 < seen.evaluation_left_s <= world.run.config.evaluation.timeout_s
         world.run.end("stopped", "SIGTERM")
