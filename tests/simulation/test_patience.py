@@ -155,7 +155,7 @@ def test_a_clock_comes_back_though_time_stands_still() -> None:
         clock.at(0.0, again)
 
     again()
-    assert clock.work(until=1.0)
+    assert clock.advance(until=1.0)
     assert (0.0, AT_MOST + 1) == (clock.now, clock.events)
 
 
@@ -269,7 +269,7 @@ def test_the_part_that_is_done_is_that_of_whichever_end_comes_first() -> None:
     rates = MeasuredRates(trajectory_s=1.0, update_s=1.0, trajectory_spread=0.0)
     for seconds in (10.0, math.inf):
         Simulation(config(), rates).run(
-            updates=20, seconds=seconds, tell=lambda standing: parts.append(standing().part)
+            updates=20, seconds=seconds, report=lambda progress: parts.append(progress().part)
         )
         assert sorted(parts) == parts
         assert 0.9 < parts[-1] <= 1.0

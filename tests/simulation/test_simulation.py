@@ -202,8 +202,11 @@ class Tightening:
 def test_what_lay_ready_when_the_bound_sank_is_not_used() -> None:
     given = config(bound=3, balance={"controller": "tests.simulation.test_simulation:Tightening"})
     simulation = Judged(given, rates(update_s=2.0))
-    given_back, give_back = [], simulation.desk.give_back
-    simulation.desk.give_back = lambda tickets: (given_back.append(tickets), give_back(tickets))[1]  # type: ignore[method-assign]
+    given_back, give_back = [], simulation.exchange.give_back
+    simulation.exchange.give_back = lambda tickets: (
+        given_back.append(tickets),
+        give_back(tickets),
+    )[1]  # type: ignore[method-assign]
     outcome = simulation.run(updates=40)
     assert 1 == len(given_back)
     assert {3, 0} == {bound for bound, _ in simulation.used}
@@ -403,7 +406,7 @@ def test_the_command_takes_rates_from_a_file_and_overrides(tmp_path: Path) -> No
         (("cartpole_ppo", "--rates", "no-such-file.toml"), "No such file"),
         (
             ("cartpole_ppo", "actors.count=0", "rates.trajectory_s=1", "rates.update_s=1"),
-            "nobody would sample",
+            "without actors no trajectory is sampled",
         ),
     ],
 )
@@ -454,7 +457,7 @@ def test_what_is_due_happens_in_order_of_time_and_of_asking(delays: list[list[fl
         ask(sum(then) % 3.0, then)
     assert min((due for due, _ in asked), default=None) == clock.next
     for until in (0.5, 1.0, 2.5, math.inf):
-        while clock.work(until):
+        while clock.advance(until):
             happened_at.append(clock.now)
         assert [due for due in sorted(asked) if due[0] <= until] == happened
     assert [due for due, _ in sorted(asked)][: len(happened_at)] == happened_at

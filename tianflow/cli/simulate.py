@@ -163,7 +163,7 @@ class PreparedSimulation:
         simulation = Simulation(self.config, self.rates, actors=self.actors, seed=seed)
         with _without_collector():
             return simulation.run(
-                updates=updates, warmup=warmup, seconds=seconds, tell=Progress(complain)
+                updates=updates, warmup=warmup, seconds=seconds, report=Progress(complain)
             )
 
 

@@ -23,8 +23,8 @@ class TimeMark:
     ledger: LedgerSnapshot
     learner: Mapping[str, float]
     actors: Mapping[str, float]
-    asks: int
-    refused: int
+    requests: int
+    delayed: int
     events: int
 
 
@@ -113,8 +113,8 @@ def between(
     passed, old, new = after.now - before.now, before.ledger, after.ledger
     histogram = _less(new.staleness, old.staleness)
     learner, actors = _shares(before.learner, after.learner), _shares(before.actors, after.actors)
-    refused = (after.refused - before.refused) / max(1, after.asks - before.asks)
-    name, why = _diagnosis(learner, actors, refused=refused)
+    delayed = (after.delayed - before.delayed) / max(1, after.requests - before.requests)
+    name, why = _diagnosis(learner, actors, delayed=delayed)
     if new.updates == old.updates:
         name, why = (
             "starting",
@@ -154,11 +154,11 @@ def between(
 
 
 def _diagnosis(
-    learner: Mapping[str, float], actors: Mapping[str, float], *, refused: float
+    learner: Mapping[str, float], actors: Mapping[str, float], *, delayed: float
 ) -> tuple[str, str]:
     """The same verdict as of a run (`tianflow.observability.diagnosis`), and what would change it.
 
-    ``refused``: part of the requests for a grant that had to wait.
+    ``delayed``: part of the requests for a grant that had to wait.
     """
     waits, wait = (
         learner.get("waiting:batch", 0.0),
@@ -166,7 +166,7 @@ def _diagnosis(
     )
     both = f"the learner waits {waits:.0%} and the actors {wait:.0%} of the time"
     if waits > NOTICEABLE and wait > NOTICEABLE:
-        if refused > 0.5:
+        if delayed > 0.5:
             return (
                 "balance-bound",
                 (
