@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Ts = TypeVarTuple("Ts")
 MASK = 2**64 - 1
-"""A seed may be negative; those of NumPy may not."""
+"""Maps a seed to the non-negative seeds that NumPy accepts."""
 QUIET_TICKS = 400
 """Balancer ticks in a row without any other event: then the simulation has stalled."""
 
