@@ -91,7 +91,7 @@ async def test_a_run_that_gives_no_answer_is_503_and_costs_others_nothing(
 ) -> None:
     monkeypatch.setattr(asking, "ANSWER_S", 0.2)
     monkeypatch.setattr(asking, "METRICS_S", 0.2)
-    monkeypatch.setattr(asking, "SILENT_S", 3600.0)
+    monkeypatch.setattr(asking, "SILENCE_S", 3600.0)
     monkeypatch.setattr(house, "LOOK_S", 3600.0)
     async with asking.RunClient() as impatient, played_by(world, talk):
         for asker in (world.house._asker, impatient):

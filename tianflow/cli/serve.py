@@ -136,7 +136,7 @@ def submit(
         headers = {"Idempotency-Key": secrets.token_hex(16)}
         service = _service(runs_dir, address)
         try:
-            answer = client.ask(
+            answer = client.send(
                 service,
                 "POST",
                 "/api/v1/runs",

@@ -36,7 +36,7 @@ from tianflow.server.service import metrics, openapi, rows
 from tianflow.server.service.import_allowlist import require_allowed
 from tianflow.server.service.refusals import store_answers
 from tianflow.server.service.relay import Relays
-from tianflow.server.service.run_client import NoAnswerError, RunClient, silent
+from tianflow.server.service.run_client import NoAnswerError, RunClient, unreachable
 from tianflow.server.service.run_manager import ManagedRun, RunManager
 from tianflow.server.service.run_process import RunFiles
 from tianflow.server.service.store import (
@@ -304,7 +304,7 @@ class ServiceHandlers:
                 async with self._relays.reading(life.contact) as relay:
                     return await self._streams.write(relay, request)
             except NoAnswerError as error:
-                raise silent(life.contact, error) from error
+                raise unreachable(life.contact, error) from error
 
     async def act(self, request: web.Request) -> web.StreamResponse:
         """Do it: 202 with the state it leads to. Repeating one is not an error."""
