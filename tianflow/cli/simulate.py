@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.cli.common import RUNS, AsJson, ConfigArgument, RunsDir, complain, exit_codes
+from tianflow.cli.common import RUNS, AsJson, ConfigArgument, RunsDir, exit_codes, print_error
 from tianflow.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class PreparedSimulation:
         simulation = Simulation(self.config, self.rates, actors=self.actors, seed=seed)
         with _without_collector():
             return simulation.run(
-                updates=updates, warmup=warmup, seconds=seconds, report=Progress(complain)
+                updates=updates, warmup=warmup, seconds=seconds, report=Progress(print_error)
             )
 
 
