@@ -33,11 +33,9 @@ from tianflow.core.events import (
     UpdateFinished,
 )
 from tianflow.observability.rates import RunRates
-from tianflow.server.common import broadcaster as fan
-from tianflow.server.common import event_feed as feeding
-from tianflow.server.common import sse as streams
+from tianflow.server.common import broadcaster, event_feed, sse
 from tianflow.server.common.auth import NO_TOKENS, Guard
-from tianflow.server.common.event_feed import LONGEST_TEXT, TOGETHER_S, Feed
+from tianflow.server.common.event_feed import AGGREGATE_S, LONGEST_TEXT, Feed
 from tianflow.server.common.problems import Handler
 from tianflow.server.common.throttle import ADDRESSES, Throttle
 from tianflow.server.run.app import ServedRun, make_app
@@ -68,11 +66,11 @@ def broadcast() -> Broadcast:
 
 @pytest.fixture
 def feed(broadcast: Broadcast, clock: Clock) -> Feed:
-    return Feed(events=broadcast, clock=clock, keep=8)
+    return Feed(events=broadcast, clock=clock, capacity=8)
 
 
-def told(feed: Feed, since: int = 0) -> list[tuple[str, dict[str, Any]]]:
-    feed.look()
+def events_of(feed: Feed, since: int = 0) -> list[tuple[str, dict[str, Any]]]:
+    feed.poll()
     return [(event.kind, dict(event.data)) for event in feed.since(since, 100)[1]]
 
 
@@ -95,7 +93,7 @@ def test_every_event_is_told_under_its_kind(
     feed: Feed, broadcast: Broadcast, event: Event, kind: str
 ) -> None:
     broadcast.publish(event)
-    assert [kind] == [name for name, _ in told(feed)]
+    assert [kind] == [name for name, _ in events_of(feed)]
 
 
 def test_what_is_told_is_the_event_and_when(feed: Feed, broadcast: Broadcast) -> None:
@@ -105,7 +103,7 @@ def test_what_is_told_is_the_event_and_when(feed: Feed, broadcast: Broadcast) ->
             "evaluation-finished",
             {"at": 1000.0, "version": 7, "episodes": 2, "mean_return": None, "returns": [1.0, 3.0]},
         )
-    ] == told(feed)
+    ] == events_of(feed)
 
 
 def test_updates_are_told_together_a_few_times_a_second_and_none_is_left_out(
@@ -114,12 +112,12 @@ def test_updates_are_told_together_a_few_times_a_second_and_none_is_left_out(
     counted: list[Mapping[str, Any]] = []
     for number in range(1, 1001):  # ten seconds of 100 updates a second, looked at after each
         broadcast.publish(UpdateFinished(number, 0.01, 64, {"loss": float(number)}))
-        feed.look()
+        feed.poll()
         clock.now += 0.01
         if feed.newest > len(counted):
             counted.append(feed.since(feed.newest - 1, 1)[1][0].data)
-    assert 1.0 / TOGETHER_S * 10 - 3 <= len(counted) <= 1.0 / TOGETHER_S * 10 + 1
-    feed.look(last=True)
+    assert 1.0 / AGGREGATE_S * 10 - 3 <= len(counted) <= 1.0 / AGGREGATE_S * 10 + 1
+    feed.poll(last=True)
     counted.append(feed.since(feed.newest - 1, 1)[1][0].data)
     assert 1000 == sum(data["count"] for data in counted)
     assert 64_000 == sum(data["samples"] for data in counted)
@@ -132,12 +130,12 @@ def test_episodes_are_told_together_with_their_range(
     feed: Feed, broadcast: Broadcast, clock: Clock
 ) -> None:
     broadcast.publish(EpisodesFinished("actor-0", (5.0,), (50,)))
-    feed.look()
+    feed.poll()
     broadcast.publish(EpisodesFinished("actor-0", (1.0, 2.0), (10, 20)))
     broadcast.publish(EpisodesFinished("actor-1", (6.0,), (60,)))
     broadcast.publish(EpisodesFinished("actor-1", (), ()))
-    assert [] == told(feed, since=1)
-    clock.now += TOGETHER_S
+    assert [] == events_of(feed, since=1)
+    clock.now += AGGREGATE_S
     expected = {
         "at": clock.now,
         "count": 3,
@@ -146,32 +144,32 @@ def test_episodes_are_told_together_with_their_range(
         "max_return": 6.0,
         "mean_length": 30.0,
     }
-    assert [("episodes-finished", expected)] == told(feed, since=1)
+    assert [("episodes-finished", expected)] == events_of(feed, since=1)
 
 
 def test_other_events_are_told_one_by_one(feed: Feed, broadcast: Broadcast) -> None:
     for _ in range(3):
         broadcast.publish(EXITED)
-    assert ["host-exited"] * 3 == [kind for kind, _ in told(feed)]
+    assert ["host-exited"] * 3 == [kind for kind, _ in events_of(feed)]
 
 
 def test_a_clock_set_back_silences_nothing(feed: Feed, broadcast: Broadcast, clock: Clock) -> None:
     for _ in range(2):
         broadcast.publish(UpdateFinished(1, 0.1, 64))
-        feed.look()
+        feed.poll()
         clock.now -= 3600.0
     assert 2 == feed.newest
 
 
 def test_a_long_text_is_cut(feed: Feed, broadcast: Broadcast) -> None:
     broadcast.publish(EnvironmentFailed("actor-0", "raised", "x" * 100_000))
-    assert "x" * LONGEST_TEXT == told(feed)[0][1]["message"]
+    assert "x" * LONGEST_TEXT == events_of(feed)[0][1]["message"]
 
 
 def test_the_newest_are_kept_and_the_others_counted(feed: Feed, broadcast: Broadcast) -> None:
     for _ in range(20):
         broadcast.publish(EXITED)
-    feed.look()
+    feed.poll()
     assert (12, list(range(13, 21))) == numbers(feed, 0)
     assert (0, list(range(16, 21))) == numbers(feed, 15)
     assert (0, [16, 17]) == numbers(feed, 15, at_most=2)
@@ -186,10 +184,10 @@ def numbers(feed: Feed, since: int, at_most: int = 100) -> tuple[int, list[int]]
 def test_what_came_too_fast_for_the_feed_is_told_as_lost(feed: Feed, broadcast: Broadcast) -> None:
     for _ in range(1024 + 5):
         broadcast.publish(EXITED)
-    feed.look()
-    assert ("lost", 5) == (told(feed)[-1][0], told(feed)[-1][1]["count"])
+    feed.poll()
+    assert ("lost", 5) == (events_of(feed)[-1][0], events_of(feed)[-1][1]["count"])
     newest = feed.newest
-    feed.look()
+    feed.poll()
     assert newest == feed.newest, "the same loss is told once"
 
 
@@ -197,7 +195,7 @@ async def test_a_feed_that_ends_tells_what_it_still_holds(feed: Feed, broadcast:
     going = asyncio.create_task(feed.run(lambda: None))
     await asyncio.sleep(0)
     broadcast.publish(UpdateFinished(1, 0.1, 64))
-    feed.look()
+    feed.poll()
     for number in range(2, 5):
         broadcast.publish(UpdateFinished(number, 0.1, 64))
     going.cancel()
@@ -347,7 +345,7 @@ async def test_follow_is_true_or_false(run: FakeRun, tmp_path: Path) -> None:
 async def test_silence_is_broken_by_comments(
     run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fan, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(broadcaster, "HEARTBEAT_S", 0.01)
     async with serving(run, tmp_path) as (_, door):
         response = await door.get(EVENTS)
         lines = [await response.content.readline() for _ in range(6)]
@@ -383,7 +381,7 @@ async def test_an_event_is_encoded_once_for_all_readers_and_written_by_one_task(
         encoded.append(data)
         return json.dumps(data, **options)
 
-    monkeypatch.setattr(feeding, "json", SimpleNamespace(dumps=dumps))
+    monkeypatch.setattr(event_feed, "json", SimpleNamespace(dumps=dumps))
     async with serving(run, tmp_path) as (_, door):
         responses = [await door.get(EVENTS) for _ in range(8)]
         for count in (1, 2):
@@ -393,7 +391,7 @@ async def test_an_event_is_encoded_once_for_all_readers_and_written_by_one_task(
         for _ in range(3):
             assert 2 == len(await read(await door.get(f"{EVENTS}?follow=false")))
         assert 2 == len(encoded), "for those that come later, too"
-        assert 1 == sum(task.get_name() == "fan" for task in asyncio.all_tasks())
+        assert 1 == sum(task.get_name() == "broadcaster" for task in asyncio.all_tasks())
 
 
 async def until(true: Callable[[], Any]) -> None:
@@ -432,7 +430,7 @@ BIG = EvaluationFinished(1, 1000, 1.0, tuple(float(number) for number in range(1
 async def test_a_reader_that_does_not_read_holds_up_nobody_and_is_let_go(
     run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "WRITE_S", 0.2)
+    monkeypatch.setattr(sse, "WRITE_S", 0.2)
     async with serving(run, tmp_path, max_streams=2) as (server, door):
         reader = deaf(server)
         try:

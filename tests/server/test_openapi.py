@@ -29,7 +29,7 @@ from tianflow.server.common import console
 from tianflow.server.common.event_feed import Feed
 from tianflow.server.common.live_settings import RESOURCES, live_values
 from tianflow.server.common.openapi import document
-from tianflow.server.run.app import ACTIONS, LOOKS
+from tianflow.server.run.app import ACTIONS, PARTS
 
 Document = dict[str, Any]
 METHODS = {"get", "head", "post", "patch", "put", "delete"}
@@ -64,7 +64,7 @@ def config_of(algorithm: str) -> Config:
 
 
 def document_of(*algorithms: str) -> Document:
-    return document({name: config_of(name) for name in algorithms}, looks=LOOKS, actions=ACTIONS)
+    return document({name: config_of(name) for name in algorithms}, looks=PARTS, actions=ACTIONS)
 
 
 def check(whole: Document, schema: Document, value: object) -> None:
@@ -169,7 +169,7 @@ PLAIN = [
     "/readyz",
     "/api/v1/runs",
     RUN,
-    *(f"{RUN}/{part}" for part in (*LOOKS, *RESOURCES)),
+    *(f"{RUN}/{part}" for part in (*PARTS, *RESOURCES)),
 ]
 
 
@@ -257,7 +257,7 @@ async def test_a_refused_patch_is_as_described(client: Client) -> None:
 def test_events_are_as_described(run: FakeRun, event: Event) -> None:
     feed = Feed(events=run.events, clock=lambda: 1.0)
     run.events.publish(event)
-    feed.look()
+    feed.poll()
     told = feed.since(0, 1)[1][0]
     whole = document_of("ppo")
     stream = whole["paths"]["/api/v1/runs/{run}/events"]["get"]["responses"]["200"]

@@ -15,8 +15,7 @@ import pytest
 
 from tests.server.test_service import CONTROL, JSON, RUNS, SMALL, World, until, with_a_run
 from tianflow.server.common import sse as streams
-from tianflow.server.service import run_client as asking
-from tianflow.server.service import run_manager as house
+from tianflow.server.service import run_client, run_manager
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -41,9 +40,9 @@ async def played_by(world: World, talk: Talk) -> AsyncIterator[None]:
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    life = world.house.lives["a"]
-    assert life.contact is not None
-    life.contact = replace(life.contact, address=f"http://127.0.0.1:{port}")
+    managed = world.manager.active["a"]
+    assert managed.contact is not None
+    managed.contact = replace(managed.contact, address=f"http://127.0.0.1:{port}")
     try:
         yield
     finally:
@@ -89,13 +88,13 @@ async def garrulous(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 async def test_a_run_that_gives_no_answer_is_503_and_costs_others_nothing(
     world: World, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.2)
-    monkeypatch.setattr(asking, "METRICS_S", 0.2)
-    monkeypatch.setattr(asking, "SILENCE_S", 3600.0)
-    monkeypatch.setattr(house, "LOOK_S", 3600.0)
-    async with asking.RunClient() as impatient, played_by(world, talk):
-        for asker in (world.house._asker, impatient):
-            asker._session._timeout = impatient._session._timeout
+    monkeypatch.setattr(run_client, "ANSWER_S", 0.2)
+    monkeypatch.setattr(run_client, "METRICS_S", 0.2)
+    monkeypatch.setattr(run_client, "SILENCE_S", 3600.0)
+    monkeypatch.setattr(run_manager, "POLL_S", 3600.0)
+    async with run_client.RunClient() as impatient, played_by(world, talk):
+        for client in (world.manager._client, impatient):
+            client._session._timeout = impatient._session._timeout
         for path in ("", "/balance", "/events", "/components"):
             response = await asyncio.wait_for(
                 world.client.get(f"{RUNS}/a{path}", headers=CONTROL), 10.0
@@ -112,7 +111,9 @@ async def test_a_run_that_gives_no_answer_is_503_and_costs_others_nothing(
 
 
 async def test_one_silent_run_does_not_cost_a_scraper_the_metrics_of_others() -> None:
-    assert asking.METRICS_S <= 0.5 * 5.0, "half of what prometheus.yml gives a scrape: its interval"
+    assert run_client.METRICS_S <= 0.5 * 5.0, (
+        "half of what prometheus.yml gives a scrape: its interval"
+    )
 
 
 async def test_a_reader_that_does_not_read_is_let_go(
@@ -144,7 +145,7 @@ def connections(world: World) -> int:
 
 
 async def test_a_disk_that_refuses_is_503(world: World) -> None:
-    await world.house.remember(world.house._store._ask, "DROP TABLE runs")
+    await world.manager.query(world.manager._store._execute, "DROP TABLE runs")
     body = json.dumps({"config": SMALL})
     answers = {
         path: await world.client.request(

@@ -19,7 +19,7 @@ from tests.support.fakes_run import FakeRun
 from tests.support.refusing import full_disk
 from tianflow.errors import ConfigError
 from tianflow.observability.prometheus.prometheus import Exporter
-from tianflow.server.service import run_process as child
+from tianflow.server.service import run_process
 from tianflow.server.service.import_allowlist import require_allowed
 from tianflow.server.service.metrics import ServiceCollector, exposition
 from tianflow.server.service.run_process import RunFiles
@@ -68,8 +68,8 @@ def test_what_was_going_comes_before_what_waits(store: RunStore) -> None:
         add(store, name)
     store.begin("c", now=2.0)
     store.end("b", state="done", reason="target", now=3.0)
-    assert ["c", "a", "d"] == [record.id for record in store.wanted(9)]
-    assert ["c", "a"] == [record.id for record in store.wanted(2)]
+    assert ["c", "a", "d"] == [record.id for record in store.startable(9)]
+    assert ["c", "a"] == [record.id for record in store.startable(2)]
     assert {"running": 1, "pending": 2, "done": 1} == store.counts()
 
 
@@ -172,7 +172,7 @@ def asked_everything(path: Path) -> str:
         return "refused"
     try:
         store.page(before=None, limit=500)
-        store.wanted(500)
+        store.startable(500)
         store.counts()
         store.begin("run-1", now=1.0)
         store.end("run-2", state="done", reason="", now=1.0)
@@ -200,7 +200,7 @@ def test_a_record_that_is_no_text_any_more_costs_no_other(store: RunStore, tmp_p
 def test_a_disk_that_refuses_is_an_error_of_ours(store: RunStore) -> None:
     store.close()
     with pytest.raises(StoreError):
-        store.wanted(1)
+        store.startable(1)
 
 
 # RunFiles
@@ -237,7 +237,7 @@ def test_who_was_told_to_rest_is_known_from_the_audit(
 def test_a_log_keeps_its_newest_lines_while_its_process_writes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "LONGEST_LOG", 100)
+    monkeypatch.setattr(run_process, "LONGEST_LOG", 100)
     files = RunFiles(tmp_path)
     files.own.mkdir()
     files.trim("a")  # there is none yet

@@ -19,8 +19,8 @@ from tianflow.server.common.problems import Handler, ProblemError
 
 OPEN = frozenset({"/livez", "/readyz"}) | console.PATHS
 OPEN_ON_LOOPBACK = frozenset({"/metrics"})
-LOOKING = frozenset({"GET", "HEAD"})
-OURSELVES = frozenset({"localhost", "127.0.0.1", "::1"})
+READ_METHODS = frozenset({"GET", "HEAD"})
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names of this machine for itself, also where a port is passed on from one address to another, as
 into a container.
 """
@@ -92,7 +92,7 @@ class Guard:
         local = request.get_extra_info("sockname") or ("",)
         # A name that merely resolves to this machine is refused: a web page could have made it do
         # so (DNS rebinding).
-        if host not in OURSELVES | self._allowed | {str(local[0]).lower()}:
+        if host not in LOCAL_NAMES | self._allowed | {str(local[0]).lower()}:
             raise ProblemError(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"This server is not {host!r}; http.allowed_hosts names what it may be called.",
@@ -111,9 +111,9 @@ class Guard:
         )
 
     def _check_token(self, request: web.Request) -> None:
-        looking = request.method in LOOKING
+        reading = request.method in READ_METHODS
         is_open = request.path in OPEN or (self._loopback and request.path in OPEN_ON_LOOPBACK)
-        if not self._tokens.control or (looking and is_open):
+        if not self._tokens.control or (reading and is_open):
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         # Both comparisons always run: the time taken says nothing about which one failed where.
@@ -125,7 +125,7 @@ class Guard:
                 "A token is needed, as `Authorization: Bearer TOKEN`; control.json holds it.",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if not (control or looking):
+        if not (control or reading):
             raise ProblemError(HTTPStatus.FORBIDDEN, "This token allows looking only.")
 
 

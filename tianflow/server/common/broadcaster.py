@@ -22,12 +22,12 @@ HEARTBEAT_S = 15.0
 30 or 60.
 """
 HEARTBEAT = b":\n\n"
-FULL, MOST = 16 * 1024, 32 * 1024
+SLOW_BYTES, WRITE_BYTES = 16 * 1024, 32 * 1024
 """Bytes written and not taken with which a reader is slow, and those of one write here. Both
 together are less than the 64 KiB from which on a write waits until they are taken: nothing here
 waits for a reader.
 """
-TURN = 64
+READERS_PER_TURN = 64
 """Readers between two turns of the loop."""
 
 
@@ -44,7 +44,7 @@ class Subscriber:
         self, *, response: web.StreamResponse, transport: asyncio.Transport | None, number: int
     ) -> None:
         self.response, self._transport, self.number = response, transport, number
-        self._asleep: asyncio.Future[None] | None = None
+        self._wakeup: asyncio.Future[None] | None = None
         self.gone = transport is None
 
     def leave(self) -> None:
@@ -55,20 +55,20 @@ class Subscriber:
     @property
     def slow(self) -> bool:
         """Whether much of what was written is not taken yet."""
-        return self._transport is None or self._transport.get_write_buffer_size() >= FULL
+        return self._transport is None or self._transport.get_write_buffer_size() >= SLOW_BYTES
 
     async def sleep(self) -> None:
         """Until `wake`."""
-        self._asleep = asyncio.get_running_loop().create_future()
-        await self._asleep
+        self._wakeup = asyncio.get_running_loop().create_future()
+        await self._wakeup
 
     def wake(self, error: BaseException | None = None) -> None:
         """Its own task goes on, or ends with ``error``."""
-        if self._asleep is not None and not self._asleep.done():
+        if self._wakeup is not None and not self._wakeup.done():
             if error is None:
-                self._asleep.set_result(None)
+                self._wakeup.set_result(None)
             else:
-                self._asleep.set_exception(error)
+                self._wakeup.set_exception(error)
 
 
 class Broadcaster:
@@ -81,8 +81,8 @@ class Broadcaster:
         kept: whose frames.
     """
 
-    def __init__(self, kept: EventBuffer) -> None:
-        self._kept = kept
+    def __init__(self, buffer: EventBuffer) -> None:
+        self._buffer = buffer
         self._readers: set[Subscriber] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -98,9 +98,9 @@ class Broadcaster:
         self._readers.add(reader)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(
-                self._run(reader.number), name="fan"
+                self._run(reader.number), name="broadcaster"
             )
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._report_failure)
         try:
             await reader.sleep()
         finally:
@@ -110,22 +110,22 @@ class Broadcaster:
                 self._task = None
 
     async def _run(self, number: int) -> None:
-        loop, kept = asyncio.get_running_loop(), self._kept
-        spoken = loop.time()
-        while not kept.closed:
-            await kept.wait(number, max(0.0, spoken + HEARTBEAT_S - loop.time()))
-            before, (lost, frames) = number, kept.since(number, AT_ONCE)
+        loop, buffer = asyncio.get_running_loop(), self._buffer
+        written_at = loop.time()
+        while not buffer.closed:
+            await buffer.wait(number, max(0.0, written_at + HEARTBEAT_S - loop.time()))
+            before, (lost, frames) = number, buffer.since(number, AT_ONCE)
             if lost:  # each of its readers is told by its own task how many
-                frames, number = (), kept.newest
+                frames, number = (), buffer.newest
                 self._wake_all()
             if frames:
                 number = frames[-1].number
                 await self._write(before, number, joined(frames))
-            elif loop.time() - spoken >= HEARTBEAT_S:
+            elif loop.time() - written_at >= HEARTBEAT_S:
                 await self._write(number, number, HEARTBEAT)
             else:
                 continue
-            spoken = loop.time()
+            written_at = loop.time()
         self._wake_all()
 
     async def _write(self, before: int, after: int, data: bytes) -> None:
@@ -133,7 +133,7 @@ class Broadcaster:
         their own tasks.
         """
         for turn, reader in enumerate(tuple(self._readers), start=1):
-            if reader.number != before or reader.slow or len(data) > MOST:
+            if reader.number != before or reader.slow or len(data) > WRITE_BYTES:
                 reader.wake()
                 continue
             reader.number = after
@@ -141,14 +141,14 @@ class Broadcaster:
                 await reader.response.write(data)
             except ConnectionError:
                 reader.leave()
-            if turn % TURN == 0:
+            if turn % READERS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
     def _wake_all(self) -> None:
         for reader in tuple(self._readers):
             reader.wake()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _report_failure(self, task: asyncio.Task[None]) -> None:
         """A mistake here ends the streams it was made for, and is told with them."""
         error = None if task.cancelled() else task.exception()
         if error is not None:

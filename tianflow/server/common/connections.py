@@ -22,9 +22,9 @@ REFUSED_S = 1.0
 """Seconds in which one that was refused must take the answer and leave: closed at once, it would
 see a reset and no reason.
 """
-REFUSED_AT_ONCE = 256
+MAX_REFUSED = 256
 """That many refused ones are waited for; more are cut off."""
-TELL_S = 60.0
+LOG_S = 60.0
 """Seconds between two lines of the log that say so: whoever connects could fill a disk with them.
 """
 RETRY_AFTER_S = 5
@@ -44,13 +44,13 @@ class ConnectionLimiter:
         self.server, self._limit = server, limit
         self.open = 0
         """Connections that may ask."""
-        self.waited_for = 0
+        self.refused = 0
         """Refused ones that have not left yet."""
         self.transports: set[asyncio.Transport] = set()
         self.closed = False
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
         detail = f"{limit} connections are open, and there is room for no more."
-        self.refusal = _as_sent(
+        self.refusal = _encoded(
             ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-connections")
         )
 
@@ -73,8 +73,8 @@ class ConnectionLimiter:
         if self.open < self._limit:
             return True
         now = asyncio.get_running_loop().time()
-        if now - self._told_at >= TELL_S:
-            self._told_at = now
+        if now - self._logged_at >= LOG_S:
+            self._logged_at = now
             log.warning("connections are refused", open=self.open, limit=self._limit)
         return False
 
@@ -84,30 +84,30 @@ class Connection(asyncio.Protocol):
     others may wait for, too.
     """
 
-    def __init__(self, entrance: ConnectionLimiter) -> None:
-        self._entrance = entrance
+    def __init__(self, limiter: ConnectionLimiter) -> None:
+        self._limiter = limiter
         self._transport: asyncio.Transport | None = None
         self._handler: asyncio.Protocol | None = None
-        self._waited_for: asyncio.TimerHandle | None = None
-        self.at_end: set[Callable[[], None]] = set()
+        self._refused: asyncio.TimerHandle | None = None
+        self.on_lost: set[Callable[[], None]] = set()
         """Called when the other side has gone."""
 
-    def connection_made(self, made: asyncio.BaseTransport) -> None:
+    def connection_made(self, base_transport: asyncio.BaseTransport) -> None:
         """It is aiohttp's, or refused."""
         transport = self._transport = cast(
-            "asyncio.Transport", made
+            "asyncio.Transport", base_transport
         )  # uvloop's is one, and says that it is none
-        self._entrance.transports.add(transport)
-        if self._entrance.closed:
+        self._limiter.transports.add(transport)
+        if self._limiter.closed:
             transport.abort()
-        elif self._entrance.has_room():
-            self._entrance.open += 1
-            self._handler = self._entrance.server()
+        elif self._limiter.has_room():
+            self._limiter.open += 1
+            self._handler = self._limiter.server()
             self._handler.connection_made(transport)
-        elif self._entrance.waited_for < REFUSED_AT_ONCE:
-            self._entrance.waited_for += 1
-            self._waited_for = asyncio.get_running_loop().call_later(REFUSED_S, transport.abort)
-            transport.write(self._entrance.refusal)
+        elif self._limiter.refused < MAX_REFUSED:
+            self._limiter.refused += 1
+            self._refused = asyncio.get_running_loop().call_later(REFUSED_S, transport.abort)
+            transport.write(self._limiter.refusal)
             transport.write_eof()
         else:
             transport.abort()
@@ -134,39 +134,39 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Its place is free, and so is that of a stream it had."""
         if self._transport is not None:
-            self._entrance.transports.discard(self._transport)
+            self._limiter.transports.discard(self._transport)
         if self._handler is not None:
-            self._entrance.open -= 1
+            self._limiter.open -= 1
             self._handler.connection_lost(exc)
-        elif self._waited_for is not None:
-            self._entrance.waited_for -= 1
-            self._waited_for.cancel()
-        for tell in tuple(self.at_end):
-            tell()
+        elif self._refused is not None:
+            self._limiter.refused -= 1
+            self._refused.cancel()
+        for callback in tuple(self.on_lost):
+            callback()
 
 
 @contextmanager
-def told_of_the_end(request: web.Request, tell: Callable[[], None]) -> Iterator[None]:
+def notify_on_disconnect(request: web.Request, callback: Callable[[], None]) -> Iterator[None]:
     """``tell`` is called as soon as whoever asked has gone, while the context is open; at once, if
     that is so already.
     """
     transport = request.transport
     if transport is None or transport.is_closing():
-        tell()
+        callback()
         yield
         return
     connection = transport.get_protocol()
-    at_end = (
-        connection.at_end if isinstance(connection, Connection) else set()
+    on_lost = (
+        connection.on_lost if isinstance(connection, Connection) else set()
     )  # another server tells only whoever writes
-    at_end.add(tell)
+    on_lost.add(callback)
     try:
         yield
     finally:
-        at_end.discard(tell)
+        on_lost.discard(callback)
 
 
-def _as_sent(error: ProblemError) -> bytes:
+def _encoded(error: ProblemError) -> bytes:
     """The whole answer, as it goes over the wire."""
     response = error.response()
     assert isinstance(response.body, bytes)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from tianflow.core.events import EpisodesFinished, Event, UpdateFinished
 from tianflow.core.jsonable import json_ready
-from tianflow.server.common.event_buffer import KEPT, EventBuffer
+from tianflow.server.common.event_buffer import CAPACITY, EventBuffer
 
 if TYPE_CHECKING:
     from tianflow.channels.broadcast import Broadcast
 
-TOGETHER_S = 0.25
-LOOK_S = 0.05
+AGGREGATE_S = 0.25
+POLL_S = 0.05
 """Seconds between two looks at what came; the queue of 1,024 in between is enough for 20,000 events
 a second.
 """
@@ -67,13 +67,15 @@ class Feed(EventBuffer):
         keep: how many are kept.
     """
 
-    def __init__(self, *, events: Broadcast, clock: Callable[[], float], keep: int = KEPT) -> None:
-        super().__init__(keep=keep)
+    def __init__(
+        self, *, events: Broadcast, clock: Callable[[], float], capacity: int = CAPACITY
+    ) -> None:
+        super().__init__(capacity=capacity)
         self._events, self._clock = events, clock
         self._queue = events.subscribe()
-        self._together: dict[str, _Together] = {
-            kind_of(UpdateFinished): _Updates(),
-            kind_of(EpisodesFinished): _Episodes(),
+        self._aggregates: dict[str, _Aggregate] = {
+            kind_of(UpdateFinished): _UpdateAggregate(),
+            kind_of(EpisodesFinished): _EpisodeAggregate(),
         }
         self._dropped = 0
 
@@ -82,36 +84,36 @@ class Feed(EventBuffer):
         started()
         try:
             while True:
-                if not any(pending.count for pending in self._together.values()):
+                if not any(pending.count for pending in self._aggregates.values()):
                     self._take(await self._queue.receive())
-                self.look()
-                await asyncio.sleep(LOOK_S)
+                self.poll()
+                await asyncio.sleep(POLL_S)
         finally:
-            self.look(last=True)
+            self.poll(last=True)
             self._events.unsubscribe(self._queue)
             self.close()
 
-    def look(self, *, last: bool = False) -> None:
+    def poll(self, *, last: bool = False) -> None:
         """Take all that came, and tell what is due; with ``last``, everything."""
         while (event := self._queue.receive_nowait()) is not None:
             self._take(event)
         missed, self._dropped = self._queue.dropped - self._dropped, self._queue.dropped
         if missed:
-            self._tell(LOST, {"count": missed, "reason": "more came than could be taken"})
+            self._emit(LOST, {"count": missed, "reason": "more came than could be taken"})
         now = self._clock()
-        for kind, pending in self._together.items():
+        for kind, pending in self._aggregates.items():
             # a clock that was set back must not silence a kind until it has caught up
-            if pending.count and (last or not 0.0 <= now - pending.told_at < TOGETHER_S):
-                self._tell(kind, pending.flush(now))
+            if pending.count and (last or not 0.0 <= now - pending.emitted_at < AGGREGATE_S):
+                self._emit(kind, pending.flush(now))
 
     def _take(self, event: Event) -> None:
         kind = kind_of(type(event))
-        if kind in self._together:
-            self._together[kind].add(event)
+        if kind in self._aggregates:
+            self._aggregates[kind].add(event)
         else:
-            self._tell(kind, asdict(event))
+            self._emit(kind, asdict(event))
 
-    def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
+    def _emit(self, kind: str, data: Mapping[str, Any]) -> None:
         self.add(
             EventRecord(
                 self.newest + 1, kind, _shortened(json_ready({"at": self._clock(), **data}))
@@ -119,12 +121,12 @@ class Feed(EventBuffer):
         )
 
 
-class _Together:
+class _Aggregate:
     """Events of one kind that are told as one."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.told_at = float("-inf")
+        self.emitted_at = float("-inf")
 
     def add(self, event: Any) -> None:
         raise NotImplementedError
@@ -135,11 +137,11 @@ class _Together:
     def flush(self, now: float) -> dict[str, Any]:
         """What they come to; the next ones begin anew."""
         data = {"count": self.count, **self.read()}
-        self.count, self.told_at = 0, now
+        self.count, self.emitted_at = 0, now
         return data
 
 
-class _Updates(_Together):
+class _UpdateAggregate(_Aggregate):
     """Updates since the last time: seconds and samples add up, version and statistics are the
     newest.
     """
@@ -164,7 +166,7 @@ class _Updates(_Together):
         }
 
 
-class _Episodes(_Together):
+class _EpisodeAggregate(_Aggregate):
     """Episodes since the last time. ``count`` is that of episodes."""
 
     def add(self, event: EpisodesFinished) -> None:

@@ -14,7 +14,7 @@ FURTHEST = 2**62
 Default = TypeVar("Default", int, None)
 
 
-def asked(request: web.Request) -> tuple[int | None, int]:
+def requested(request: web.Request) -> tuple[int | None, int]:
     """``before`` and ``limit`` of the query; None: the newest page. Raises ProblemError, 400."""
     return whole(request, "before", None, least=0, most=FURTHEST), whole(
         request, "limit", MOST, least=1, most=MOST

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from tianflow.server.common.broadcaster import AT_ONCE, Broadcaster, Subscriber, joined
-from tianflow.server.common.connections import told_of_the_end
+from tianflow.server.common.connections import notify_on_disconnect
 from tianflow.server.common.event_buffer import EventBuffer
 from tianflow.server.common.event_feed import LOST, EventRecord
 from tianflow.server.common.problems import ProblemError
@@ -41,21 +41,21 @@ class EventStreams:
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._fans: dict[EventBuffer, Broadcaster] = {}
+        self._broadcasters: dict[EventBuffer, Broadcaster] = {}
         self.open = 0
 
-    async def answer(self, kept: EventBuffer, request: web.Request) -> web.StreamResponse:
+    async def answer(self, buffer: EventBuffer, request: web.Request) -> web.StreamResponse:
         """Write events until the reader leaves or nothing more will come.
 
         Raises:
             ProblemError: 400 Last-Event-ID or ``follow`` cannot be read, 503 too many streams are
                 open.
         """
-        with self.place():
-            return await self.write(kept, request)
+        with self.reserve():
+            return await self.write(buffer, request)
 
     @contextmanager
-    def place(self) -> Iterator[None]:
+    def reserve(self) -> Iterator[None]:
         """A place for one stream, while the context is open. Raises ProblemError, 503, if there is
         none.
         """
@@ -73,29 +73,34 @@ class EventStreams:
         finally:
             self.open -= 1
 
-    async def write(self, kept: EventBuffer, request: web.Request) -> web.StreamResponse:
+    async def write(self, buffer: EventBuffer, request: web.Request) -> web.StreamResponse:
         """As `answer`, for who has a place."""
         follow = _follow(request)
-        number = _number(request, newest=kept.newest if follow else 0)
-        fan = self._fans.setdefault(kept, Broadcaster(kept))
+        number = _number(request, newest=buffer.newest if follow else 0)
+        broadcaster = self._broadcasters.setdefault(buffer, Broadcaster(buffer))
         try:
-            return await _stream(kept, fan, request, number, follow=follow)
+            return await _stream(buffer, broadcaster, request, number, follow=follow)
         finally:
-            if fan.idle:
-                self._fans.pop(kept, None)
+            if broadcaster.idle:
+                self._broadcasters.pop(buffer, None)
 
 
 async def _stream(
-    kept: EventBuffer, fan: Broadcaster, request: web.Request, number: int, *, follow: bool
+    buffer: EventBuffer,
+    broadcaster: Broadcaster,
+    request: web.Request,
+    number: int,
+    *,
+    follow: bool,
 ) -> web.StreamResponse:
     response, transport = web.StreamResponse(headers=HEADERS), request.transport
     reader = Subscriber(response=response, transport=transport, number=number)
     try:
         await response.prepare(request)  # whose connection may be gone by now
-        async with _ending(kept):
-            with told_of_the_end(request, reader.leave):
+        async with _ending(buffer):
+            with notify_on_disconnect(request, reader.leave):
                 await _write(response, f"retry: {RETRY_MS}\n\n".encode())
-                await _copy(kept, fan, reader, follow=follow)
+                await _copy(buffer, broadcaster, reader, follow=follow)
     except (TimeoutError, ConnectionError):
         # A connection that is merely closed would wait for its reader to take what was written.
         if transport is not None:
@@ -104,32 +109,34 @@ async def _stream(
 
 
 @asynccontextmanager
-async def _ending(kept: EventBuffer) -> AsyncIterator[None]:
+async def _ending(buffer: EventBuffer) -> AsyncIterator[None]:
     """What is inside has `END_S` once nothing more will come; TimeoutError then."""
     async with asyncio.timeout(None) as end:
 
         def limit() -> None:
             end.reschedule(asyncio.get_running_loop().time() + END_S)
 
-        if kept.closed:
+        if buffer.closed:
             limit()
-        kept.at_end.add(limit)
+        buffer.on_close.add(limit)
         try:
             yield
         finally:
-            kept.at_end.discard(limit)
+            buffer.on_close.discard(limit)
 
 
-async def _copy(kept: EventBuffer, fan: Broadcaster, reader: Subscriber, *, follow: bool) -> None:
+async def _copy(
+    buffer: EventBuffer, broadcaster: Broadcaster, reader: Subscriber, *, follow: bool
+) -> None:
     """Everything after ``reader.number``: what is there by this task, what comes by the fan while
     the reader is fast enough.
     """
     text = b""
-    if reader.number > kept.newest:
+    if reader.number > buffer.newest:
         # never told: one of an earlier server of this run, and nobody knows what came in between
         text, reader.number = _lost(0, None, "told by an earlier server of this run"), 0
     while True:
-        lost, frames = kept.since(reader.number, AT_ONCE)
+        lost, frames = buffer.since(reader.number, AT_ONCE)
         if lost:
             reader.number += lost
             text += _lost(reader.number, lost, "no longer kept")
@@ -139,10 +146,10 @@ async def _copy(kept: EventBuffer, fan: Broadcaster, reader: Subscriber, *, foll
         if text:
             await _write(reader.response, text)
             text = b""
-        elif reader.gone or kept.closed or not follow:
+        elif reader.gone or buffer.closed or not follow:
             return
         else:
-            await fan.follow(reader)
+            await broadcaster.follow(reader)
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:

@@ -18,8 +18,7 @@ from tianflow.interfaces import RunControl
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import describe, describe_components
-from tianflow.server.common import console, openapi, pages
-from tianflow.server.common import history as past
+from tianflow.server.common import console, history, openapi, pages
 from tianflow.server.common import live_settings as settings
 from tianflow.server.common.auth import Guard, guarded
 from tianflow.server.common.bodies import read_in_time
@@ -31,7 +30,7 @@ from tianflow.server.common.throttle import Throttle, throttled
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body. Every patch fits many times over; more would only cost memory."""
-LOOKS = ("components", "diagnosis", "audit", "checkpoints", "history")
+PARTS = ("components", "diagnosis", "audit", "checkpoints", "history")
 ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
 
@@ -92,7 +91,7 @@ class RunHandlers:
             web.get("/api/v1/runs", self.list_runs),
             web.get(RUN, self.show_run),
             web.get(f"{RUN}/events", self.events, allow_head=False),
-            web.get(f"{RUN}/{{look:{'|'.join(LOOKS)}}}", self.look),
+            web.get(f"{RUN}/{{look:{'|'.join(PARTS)}}}", self.look),
             web.post(f"{RUN}/{{action:{'|'.join(ACTIONS)}}}", self.act),
             web.get(f"{RUN}/{{resource:{'|'.join(settings.RESOURCES)}}}", self.show_settings),
             web.patch(f"{RUN}/{{resource:{'|'.join(settings.RESOURCES)}}}", self.patch_settings),
@@ -135,7 +134,7 @@ class RunHandlers:
         """What can be asked, and what is answered: an OpenAPI document."""
         configs = {name: served.run.config for name, served in self._runs.items()}
         return json_response(
-            await asyncio.to_thread(openapi.document, configs, looks=LOOKS, actions=ACTIONS)
+            await asyncio.to_thread(openapi.document, configs, looks=PARTS, actions=ACTIONS)
         )
 
     async def list_runs(self, _request: web.Request) -> web.Response:
@@ -156,13 +155,13 @@ class RunHandlers:
         """Components, what holds the run back, audit log, checkpoints or history."""
         run, look = self._served(request).run, request.match_info["look"]
         if look == "history":
-            return await past.answer(run.directory, request)
+            return await history.answer(run.directory, request)
         if look == "components":
             return json_response({"components": describe_components(run.statistics())})
         if look == "diagnosis":
             return json_response({"id": run.id, **json_ready(run.statistics().diagnosis)})
         if look == "audit":
-            before, limit = pages.asked(request)
+            before, limit = pages.requested(request)
             page = await run.read_audit(before=before, limit=limit)
             return json_response({"audit": page.records, "next": page.next})
         return json_response({"checkpoints": run.checkpoints()})
@@ -174,14 +173,14 @@ class RunHandlers:
     async def act(self, request: web.Request) -> web.Response:
         """Do it: 202 with the state it leads to. Repeating one is not an error."""
         run, action = self._served(request).run, request.match_info["action"]
-        does = {
+        methods = {
             "pause": run.pause,
             "resume": run.resume,
             "drain": run.drain,
             "checkpoint": run.request_checkpoint,
             "stop": run.stop,
         }
-        state = does[action](source=f"http:{request.remote}")
+        state = methods[action](source=f"http:{request.remote}")
         return json_response(
             {"id": run.id, "action": action, "state": state},
             HTTPStatus.ACCEPTED,

@@ -62,25 +62,25 @@ async def serve(
             others can connect.
     """
     rates = RunRates(read=run.statistics)
-    bound = await bind(http)
+    listener = await bind(http)
     try:
-        loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+        loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         guard = Guard(tokens=tokens, loopback=loopback, allowed_hosts=http.allowed_hosts)
-        server = Server(address(bound), bound.getsockname()[1])
+        server = Server(address(listener), listener.getsockname()[1])
         feed = Feed(events=run.events, clock=time.time)
         app = make_app(runs={run.id: ServedRun(run, rates, feed)}, guard=guard, http=http)
-        runner = runner_of(app)
+        runner = make_runner(app)
         # the feed closes first: every stream is then written to its end while the server is still
         # there
         async with (
-            answering(runner, bound, limit=connections_of(http)),
-            _announced(run, server, tokens, directory),
-            going(rates.run),
-            going(feed.run),
+            serving_requests(runner, listener, limit=connection_limit(http)),
+            _control_file(run, server, tokens, directory),
+            running(rates.run),
+            running(feed.run),
         ):
             yield server
     finally:
-        bound.close()
+        listener.close()
 
 
 async def bind(http: HttpSettings) -> socket.socket:
@@ -92,7 +92,7 @@ async def bind(http: HttpSettings) -> socket.socket:
             http.host, http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, _, _, _, address = found[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(
             [
@@ -105,12 +105,12 @@ async def bind(http: HttpSettings) -> socket.socket:
             ]
         ) from error
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(BACKLOG)
-        bound.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
     except OSError as error:
-        bound.close()
+        listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(
                 [Problem("http.host", http.host, "is no address of this machine", "127.0.0.1")]
@@ -128,19 +128,19 @@ async def bind(http: HttpSettings) -> socket.socket:
                 )
             ]
         ) from error
-    return bound
+    return listener
 
 
-def address(bound: socket.socket) -> str:
+def address(listener: socket.socket) -> str:
     """As a client writes it; where every address is listened at, the one of this machine itself."""
-    host, port = bound.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     parsed = ipaddress.ip_address(host)
     if parsed.is_unspecified:
         host = "127.0.0.1" if parsed.version == 4 else "::1"
     return f"http://[{host}]:{port}" if parsed.version == 6 else f"http://{host}:{port}"
 
 
-def runner_of(app: web.Application) -> web.AppRunner:
+def make_runner(app: web.Application) -> web.AppRunner:
     """What runs ``app``: it closes connections that ask for nothing, and waits for nobody at the
     end.
     """
@@ -160,53 +160,53 @@ def _logger() -> logging.Logger:
     with them.
     """
     logger = logging.getLogger("aiohttp.server")
-    logger.addFilter(_is_our_mistake)  # once, however often it is given
+    logger.addFilter(_is_server_error)  # once, however often it is given
     return logger
 
 
-def _is_our_mistake(record: logging.LogRecord) -> bool:
+def _is_server_error(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
-def connections_of(http: HttpSettings) -> int:
+def connection_limit(http: HttpSettings) -> int:
     """How many connections a server with these settings has at most."""
     return http.max_connections + http.max_streams
 
 
 @asynccontextmanager
-async def answering(
-    runner: web.AppRunner, bound: socket.socket, *, limit: int
+async def serving_requests(
+    runner: web.AppRunner, listener: socket.socket, *, limit: int
 ) -> AsyncIterator[None]:
     """``runner`` answers at ``bound`` while the context is open, to ``limit`` connections at
     most.
     """
-    async with AsyncExitStack() as leaving:
+    async with AsyncExitStack() as stack:
         await runner.setup()
         assert runner.server is not None
-        entrance = ConnectionLimiter(server=runner.server, limit=limit)
-        leaving.callback(entrance.close)
-        leaving.push_async_callback(runner.cleanup)
-        listening = await asyncio.get_running_loop().create_server(
-            entrance, sock=bound, backlog=BACKLOG
+        limiter = ConnectionLimiter(server=runner.server, limit=limit)
+        stack.callback(limiter.close)
+        stack.push_async_callback(runner.cleanup)
+        server = await asyncio.get_running_loop().create_server(
+            limiter, sock=listener, backlog=BACKLOG
         )
-        leaving.push_async_callback(_listen_no_more, listening, bound)
+        stack.push_async_callback(_stop_listening, server, listener)
         yield
 
 
-async def _listen_no_more(listening: asyncio.Server, bound: socket.socket) -> None:
+async def _stop_listening(server: asyncio.Server, listener: socket.socket) -> None:
     """Close. A server of asyncio drops, unclosed, what it accepted in the very turn of the loop in
     which it closes: so, a turn before.
     """
     try:
-        asyncio.get_running_loop().remove_reader(bound)
+        asyncio.get_running_loop().remove_reader(listener)
         await asyncio.sleep(0)
     finally:
-        listening.close()
+        server.close()
 
 
 @asynccontextmanager
-async def _announced(
+async def _control_file(
     run: RunControl, server: Server, tokens: Tokens, directory: Path
 ) -> AsyncIterator[None]:
     pid = os.getpid()
@@ -226,7 +226,7 @@ async def _announced(
 
 
 @asynccontextmanager
-async def going(
+async def running(
     component: Callable[[Callable[[], None]], Coroutine[None, None, None]],
 ) -> AsyncIterator[None]:
     """``component`` works while the context is open."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tianflow.rundir.control_file import ControlFile
 from tianflow.server.common.event_buffer import EventBuffer
-from tianflow.server.service import run_client as asking
+from tianflow.server.service import run_client
 from tianflow.server.service.run_client import NoAnswerError, RunClient
 
 END = b"\n\n"
@@ -35,9 +35,9 @@ class Relay(EventBuffer):
         contact: where it answers.
     """
 
-    def __init__(self, *, asker: RunClient, contact: ControlFile) -> None:
+    def __init__(self, *, client: RunClient, contact: ControlFile) -> None:
         super().__init__()
-        self._asker, self._contact = asker, contact
+        self._client, self._contact = client, contact
         self.readers = 0
         """Those that want what comes."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -48,7 +48,7 @@ class Relay(EventBuffer):
 
     async def _run(self) -> None:
         try:
-            async with asyncio.timeout(asking.ANSWER_S):
+            async with asyncio.timeout(run_client.ANSWER_S):
                 await self._read(follow=False)
             self.ready.set_result(None)
             await self._read(follow=True)
@@ -63,7 +63,7 @@ class Relay(EventBuffer):
         pending = (
             b""  # of this connection only: what one that broke has begun, the next one tells anew
         )
-        async with self._asker.events(self._contact, self.newest, follow=follow) as chunks:
+        async with self._client.events(self._contact, self.newest, follow=follow) as chunks:
             async for chunk in chunks:
                 *whole, pending = (pending + chunk).split(END)
                 for block in whole:
@@ -87,8 +87,8 @@ class Relays:
         asker: asks runs.
     """
 
-    def __init__(self, *, asker: RunClient) -> None:
-        self._asker = asker
+    def __init__(self, *, client: RunClient) -> None:
+        self._client = client
         self._relays: dict[ControlFile, Relay] = {}
 
     @asynccontextmanager
@@ -100,7 +100,7 @@ class Relays:
         """
         relay = self._relays.get(contact)
         if relay is None or relay.closed:
-            relay = self._relays[contact] = Relay(asker=self._asker, contact=contact)
+            relay = self._relays[contact] = Relay(client=self._client, contact=contact)
         relay.readers += 1
         try:
             await asyncio.shield(relay.ready)

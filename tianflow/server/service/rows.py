@@ -28,31 +28,31 @@ SHOWN = (
 
 
 def short(
-    record: RunRecord, life: ManagedRun | None, summary: Mapping[str, Any] | None = None
+    record: RunRecord, managed: ManagedRun | None, summary: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """For a list. ``summary``: what the newest life of a run that has ended left."""
     left = partial_document(summary) if summary is not None else {}
     return (
-        _told(record, life)
+        _base(record, managed)
         | left
-        | {key: value for key, value in (_document(life) or {}).items() if key in SHOWN}
+        | {key: value for key, value in (_document(managed) or {}).items() if key in SHOWN}
     )
 
 
 def full(
-    record: RunRecord, life: ManagedRun | None, summary: Mapping[str, Any] | None
+    record: RunRecord, managed: ManagedRun | None, summary: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Of a run that waits, starts, or has ended. ``summary``: what its newest life left."""
-    return _told(record, life) | {"summary": summary}
+    return _base(record, managed) | {"summary": summary}
 
 
-def _told(record: RunRecord, life: ManagedRun | None) -> dict[str, Any]:
-    document = _document(life)
+def _base(record: RunRecord, managed: ManagedRun | None) -> dict[str, Any]:
+    document = _document(managed)
     ready = document is not None and bool(document.get("ready"))
     reasons = (
         list(document.get("reasons", ()))
         if document is not None
-        else [life.silence if life is not None else record.reason]
+        else [managed.problem if managed is not None else record.reason]
     )
     return {
         "id": record.id,
@@ -66,6 +66,6 @@ def _told(record: RunRecord, life: ManagedRun | None) -> dict[str, Any]:
     }
 
 
-def _document(life: ManagedRun | None) -> Mapping[str, Any] | None:
+def _document(managed: ManagedRun | None) -> Mapping[str, Any] | None:
     """What the run says of itself, if it answered when it was last asked."""
-    return life.document if life is not None and not life.silence else None
+    return managed.document if managed is not None and not managed.problem else None

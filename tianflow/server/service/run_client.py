@@ -56,12 +56,12 @@ class RunClient:
         try:
             async with self._session.get(_url(contact), headers=contact.authorization) as answer:
                 if answer.status != HTTPStatus.OK:
-                    raise NoAnswerError(f"it answered with status {answer.status}")
+                    raise NoAnswerError(f"it answers with status {answer.status}")
                 found: Mapping[str, Any] = await answer.json()
                 return found
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise NoAnswerError(
-                f"it did not answer: {str(error) or type(error).__name__}"
+                f"it does not answer: {str(error) or type(error).__name__}"
             ) from error
 
     async def act(self, contact: ControlFile, action: str) -> None:
@@ -135,7 +135,7 @@ class RunClient:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         async with answer:
             if answer.status != HTTPStatus.OK:
-                raise NoAnswerError(f"it answered with status {answer.status}")
+                raise NoAnswerError(f"it answers with status {answer.status}")
             yield _chunks(answer)
 
 

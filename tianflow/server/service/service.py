@@ -14,18 +14,18 @@ from pathlib import Path
 
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError, Problem
-from tianflow.hosts import event_loop as loops
+from tianflow.hosts import event_loop
 from tianflow.logs import logger
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
 from tianflow.server.run.server import (
     Server,
     address,
-    answering,
     bind,
-    connections_of,
-    going,
-    runner_of,
+    connection_limit,
+    make_runner,
+    running,
+    serving_requests,
 )
 from tianflow.server.service.routes import make_app
 from tianflow.server.service.run_client import RunClient
@@ -71,14 +71,14 @@ def run(settings: ServiceSettings, announce: Callable[[Server, Tokens], None]) -
             used.
         StoreError: what is remembered cannot be read.
     """
-    return loops.run(_serve(settings, announce))
+    return event_loop.run(_serve(settings, announce))
 
 
 async def _serve(settings: ServiceSettings, announce: Callable[[Server, Tokens], None]) -> int:
     signals = _Signals()
     with signals:
         async with serving(settings) as service:
-            signals.again = service.house.hurry
+            signals.again = service.manager.kill_all
             announce(service.server, service.tokens)
             number = await signals.first
             log.warning(
@@ -94,59 +94,63 @@ class Service:
 
     server: Server
     tokens: Tokens
-    house: RunManager
+    manager: RunManager
 
 
 @asynccontextmanager
 async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
     """A service that answers while the context is open. Raises as `run`."""
     files = RunFiles(await asyncio.to_thread(settings.runs_dir.absolute))
-    async with _held(files):
-        bound = await bind(settings.http)
+    async with _locked(files):
+        listener = await bind(settings.http)
         try:
             tokens = NO_TOKENS
             if settings.tokens:
                 tokens = await asyncio.to_thread(read_or_make, settings.token_file or files.tokens)
-            loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+            loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
             guard = Guard(
                 tokens=tokens, loopback=loopback, allowed_hosts=settings.http.allowed_hosts
             )
             store = await asyncio.to_thread(RunStore, files.own / NAME)
-            async with RunClient() as asker:
+            async with RunClient() as client:
                 overrides = {
                     "http.max_streams": settings.http.max_streams,
                     "http.max_requests_per_s": RUN_REQUESTS_PER_S,
                 }
-                house = RunManager(
-                    store=store, files=files, limit=settings.limit, asker=asker, overrides=overrides
+                manager = RunManager(
+                    store=store,
+                    files=files,
+                    limit=settings.limit,
+                    client=client,
+                    overrides=overrides,
                 )
                 app = make_app(
-                    house=house,
+                    manager=manager,
                     store=store,
-                    asker=asker,
+                    client=client,
                     guard=guard,
                     http=settings.http,
                     allowed=settings.allowed,
                 )
-                runner = runner_of(app)
-                server = Server(address(bound), bound.getsockname()[1])
+                runner = make_runner(app)
+                server = Server(address(listener), listener.getsockname()[1])
                 # the runs end first: their streams are then passed on to their ends while the
                 # server is still there
                 try:
                     async with (
-                        answering(runner, bound, limit=connections_of(settings.http)),
-                        _announced(server, tokens, files),
-                        going(house.run),
+                        serving_requests(runner, listener, limit=connection_limit(settings.http)),
+                        _control_file(server, tokens, files),
+                        running(manager.run),
                     ):
-                        yield Service(server, tokens, house)
+                        yield Service(server, tokens, manager)
                 finally:
-                    await asyncio.to_thread(house.close)
+                    await asyncio.to_thread(manager.close)
         finally:
-            bound.close()
+            listener.close()
 
 
 @asynccontextmanager
-async def _held(files: RunFiles) -> AsyncIterator[None]:
+async def _locked(files: RunFiles) -> AsyncIterator[None]:
     """The directory belongs to this service while the context is open, and no longer than its
     process lives.
     """
@@ -179,7 +183,7 @@ def _lock(files: RunFiles) -> int:
 
 
 @asynccontextmanager
-async def _announced(server: Server, tokens: Tokens, files: RunFiles) -> AsyncIterator[None]:
+async def _control_file(server: Server, tokens: Tokens, files: RunFiles) -> AsyncIterator[None]:
     """Other programs find the service by its file."""
     pid = os.getpid()
     file = ControlFile(

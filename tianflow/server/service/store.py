@@ -126,14 +126,14 @@ class RunStore:
             ReusedKeyError: the key came with another body.
         """
         if key is not None and (known := self._one("key = ?", key)) is not None:
-            if self._ask("SELECT body FROM runs WHERE key = ?", key) != [(body,)]:
+            if self._execute("SELECT body FROM runs WHERE key = ?", key) != [(body,)]:
                 raise ReusedKeyError(
                     f"the idempotency key {key!r} was used before, to submit something else"
                 )
             return known, False
         if self.get(name) is not None:
             raise TakenError(f"there is a run {name!r} already; choose another run.name")
-        self._ask(
+        self._execute(
             "INSERT INTO runs (id, state, config, source, key, body, submitted) VALUES (?, "
             "'pending', ?, ?, ?, ?, ?)",
             *(name, json.dumps(config), source, key, body, now),
@@ -146,7 +146,7 @@ class RunStore:
         """The run called ``name``; None if there is none."""
         return self._one("id = ?", name)
 
-    def wanted(self, most: int) -> Sequence[RunRecord]:
+    def startable(self, most: int) -> Sequence[RunRecord]:
         """The first ``most`` of those that go on or wait: first what was running, then what waits,
         each in the order of their coming.
         """
@@ -164,13 +164,13 @@ class RunStore:
 
     def counts(self) -> dict[str, int]:
         """How many runs are in each state."""
-        return dict(self._ask("SELECT state, COUNT(*) FROM runs GROUP BY state"))
+        return dict(self._execute("SELECT state, COUNT(*) FROM runs GROUP BY state"))
 
     def begin(self, name: str, *, now: float) -> bool:
         """It is running, from ``now`` on if it never was before; False, and nothing changes, if it
         has ended meanwhile.
         """
-        changed = self._ask(
+        changed = self._execute(
             "UPDATE runs SET state = 'running', started = COALESCE(started, ?)"
             " WHERE id = ? AND state IN ('pending', 'running') RETURNING id",
             *(now, name),
@@ -179,11 +179,13 @@ class RunStore:
 
     def queue(self, name: str) -> None:
         """It waits for its turn, as one that has not ended."""
-        self._ask("UPDATE runs SET state = 'pending', ended = NULL, reason = '' WHERE id = ?", name)
+        self._execute(
+            "UPDATE runs SET state = 'pending', ended = NULL, reason = '' WHERE id = ?", name
+        )
 
     def end(self, name: str, *, state: str, reason: str, now: float) -> None:
         """It has ended."""
-        self._ask(
+        self._execute(
             "UPDATE runs SET state = ?, reason = ?, ended = ? WHERE id = ?",
             state,
             reason,
@@ -199,10 +201,10 @@ class RunStore:
         return next(iter(self._records(condition, *values)), None)
 
     def _records(self, condition: str, *values: object) -> list[RunRecord]:
-        rows = self._ask(f"SELECT {COLUMNS} FROM runs WHERE {condition}", *values)  # noqa: S608 - our own texts
+        rows = self._execute(f"SELECT {COLUMNS} FROM runs WHERE {condition}", *values)  # noqa: S608 - our own texts
         return [RunRecord(*row) for row in rows]
 
-    def _ask(self, statement: str, *values: object) -> list[Any]:
+    def _execute(self, statement: str, *values: object) -> list[Any]:
         try:
             return self._connection.execute(statement, values).fetchall()
         except REFUSALS as error:
