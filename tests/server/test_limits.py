@@ -33,7 +33,7 @@ MB100 = 100 * 2**20
 
 @dataclass(frozen=True)
 class Door:
-    """A server, and a path of it that takes a body by ``method``."""
+    """A server, with a path that accepts a body by ``method``."""
 
     port: int
     tokens: Tokens
@@ -166,7 +166,7 @@ async def test_a_body_that_grows_when_unpacked_is_refused(door: Door) -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", "serve"])
-async def test_a_body_that_comes_too_slowly_is_408_and_the_connection_ends(
+async def test_a_slow_body_is_408_and_closes_the_connection(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "BODY_S", 0.2)
@@ -190,14 +190,14 @@ async def test_a_body_that_comes_too_slowly_is_408_and_the_connection_ends(
         ({"Content_Length": "3", "Transfer_Encoding": "chunked"}, b"0\r\n\r\n"),
     ],
 )
-async def test_a_body_that_cannot_be_read_is_400_and_fills_no_log(
+async def test_an_unreadable_body_is_400_and_logs_nothing(
     door: Door, headers: dict[str, str], data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert 400 == (await door.ask(door.head(**headers) + data))[0]
     assert [] == [record for record in caplog.records if record.exc_info]
 
 
-async def test_who_leaves_amid_a_body_is_no_unexpected_error(
+async def test_a_disconnect_within_a_body_is_not_an_unexpected_error(
     door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with door.connected() as (_, writer):
@@ -212,7 +212,7 @@ async def test_who_leaves_amid_a_body_is_no_unexpected_error(
     assert [] == [record for record in caplog.records if record.exc_info]
 
 
-async def test_who_has_no_token_is_refused_before_a_body_is_read(door: Door) -> None:
+async def test_a_request_without_a_token_is_refused_before_its_body_is_read(door: Door) -> None:
     problem_of(await door.ask(door.head(Authorization="", Content_Length="1000")), 401)
 
 
@@ -224,7 +224,7 @@ async def test_who_has_no_token_is_refused_before_a_body_is_read(door: Door) -> 
     "endless",
     [b"X-Long: " + b"x" * 2**16, b"".join(b"X-%d: y\r\n" % number for number in range(10_000))],
 )
-async def test_headers_without_end_are_400_and_fill_no_log(
+async def test_endless_headers_are_400_and_log_nothing(
     door: Door, endless: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = await door.ask(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + endless)
@@ -235,7 +235,7 @@ async def test_headers_without_end_are_400_and_fill_no_log(
 
 @pytest.mark.parametrize("kind", ["train", "serve"])
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
-async def test_a_connection_that_asks_for_nothing_whole_is_closed(
+async def test_a_connection_without_a_whole_request_is_closed(
     kind: str, sent: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.2)
@@ -255,7 +255,7 @@ async def test_a_connection_that_asks_for_nothing_whole_is_closed(
 
 
 @pytest.mark.parametrize("kind", ["train", "serve"])
-async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_comes_free_is_taken(
+async def test_a_connection_above_the_limit_is_503_and_a_released_place_is_reused(
     kind: str, tmp_path: Path
 ) -> None:
     async with (
@@ -267,7 +267,7 @@ async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_come
         ]  # the one of a stream may be used for anything
         for data in (b"", door.head("GET", "/livez")):
             found = await door.ask(data)
-            assert "3 connections are open" in problem_of(found, 503)["detail"]
+            assert "limit of 3 connections" in problem_of(found, 503)["detail"]
             assert ("5", "close", "no-store") == tuple(
                 found[1][name] for name in ("retry-after", "connection", "cache-control")
             )
@@ -278,7 +278,7 @@ async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_come
                 await asyncio.sleep(0.01)
 
 
-async def test_those_that_were_refused_and_do_not_leave_are_cut_off(
+async def test_refused_clients_that_stay_connected_are_aborted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "REFUSED_S", 0.1)
@@ -294,7 +294,7 @@ async def test_those_that_were_refused_and_do_not_leave_are_cut_off(
         assert [True, True, False] == [b"503" in answer for answer in answers]
 
 
-def test_so_it_is_on_the_loop_of_a_run_too(tmp_path: Path) -> None:
+def test_the_limits_hold_on_uvloop_too(tmp_path: Path) -> None:
     """uvloop: transports are of other types there."""
 
     async def refused_and_heard_of() -> None:
@@ -321,7 +321,7 @@ def test_so_it_is_on_the_loop_of_a_run_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_who_is_accepted_just_before_a_server_closes_is_closed_too(turns: int) -> None:
+async def test_a_connection_accepted_just_before_the_end_is_closed_too(turns: int) -> None:
     """Some turns of the loop after it has come, a connection is accepted and not made yet."""
     listener = await server.bind(HttpSettings())
     with socket.socket() as caller, listener:
@@ -337,7 +337,7 @@ async def test_who_is_accepted_just_before_a_server_closes_is_closed_too(turns: 
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-async def test_a_closed_entrance_cuts_off_who_is_there_and_who_comes_yet(limit: int) -> None:
+async def test_a_closed_limiter_aborts_current_and_later_connections(limit: int) -> None:
     """Admitted or refused, with the answer still on its way."""
     limiter = connections.ConnectionLimiter(server=asyncio.Protocol, limit=limit)
     there, late, gone = Transport(), Transport(), Transport()
@@ -405,7 +405,7 @@ async def said(reader: asyncio.StreamReader) -> bytes:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-async def test_who_is_not_meant_or_not_known_is_refused(
+async def test_a_foreign_host_or_an_unknown_token_is_refused(
     door: Door, headers: dict[str, str], status: int, method: str
 ) -> None:
     path = "/api/v1/runs" if method != "POST" or door.method == "POST" else "/api/v1/runs/fake/stop"
@@ -416,7 +416,7 @@ async def test_who_is_not_meant_or_not_known_is_refused(
     assert ("WWW-Authenticate: Bearer" in head) is (status == 401)
 
 
-async def test_the_read_token_looks_only(door: Door) -> None:
+async def test_the_read_token_allows_reading_only(door: Door) -> None:
     read = f"Bearer {door.tokens.read}"
     assert 200 == (await door.ask(door.head("GET", "/api/v1/runs", Authorization=read)))[0]
     problem_of(await door.ask(door.head(Authorization=read, Content_Length="2") + b"{}"), 403)

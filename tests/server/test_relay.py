@@ -83,7 +83,7 @@ async def wait_for_events(world: World, count: int) -> None:
             await numbers(response, count)
 
 
-async def test_a_run_tells_its_events_once_however_many_read_them(world: World) -> None:
+async def test_a_run_sends_its_events_once_for_any_number_of_readers(world: World) -> None:
     async with front(world, max_streams=MANY) as session:
         responses = [await session.get(EVENTS) for _ in range(MANY)]
         assert {200} == {response.status for response in responses}
@@ -99,7 +99,7 @@ async def test_a_run_tells_its_events_once_however_many_read_them(world: World) 
         await until(nobody)
 
 
-async def test_numbers_are_the_runs_own_and_a_reader_goes_on_where_it_left_off(
+async def test_numbers_are_those_of_the_run_and_a_reader_resumes(
     world: World,
 ) -> None:
     await wait_for_events(world, 5)
@@ -115,7 +115,7 @@ async def test_numbers_are_the_runs_own_and_a_reader_goes_on_where_it_left_off(
         assert 400 == (await session.get(f"{EVENTS}?follow=yes")).status
 
 
-async def test_what_the_run_no_longer_keeps_is_told_as_lost_with_the_count(world: World) -> None:
+async def test_evicted_events_of_the_run_are_reported_as_lost_with_the_count(world: World) -> None:
     await wait_for_events(world, 600)
     await wait_for_events(world, 600)
     async with front(world) as session:
@@ -131,7 +131,7 @@ async def test_what_the_run_no_longer_keeps_is_told_as_lost_with_the_count(world
             assert second.startswith("id: 177\n")
 
 
-async def test_the_place_of_who_leaves_a_quiet_stream_is_free_before_anything_is_written(
+async def test_a_disconnect_from_a_quiet_stream_releases_its_place_at_once(
     world: World,
 ) -> None:
     async with front(world, max_streams=1) as session:
@@ -147,7 +147,7 @@ async def test_the_place_of_who_leaves_a_quiet_stream_is_free_before_anything_is
         await until(free)  # within less than a heartbeat
 
 
-async def test_a_run_that_does_not_tell_is_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_relay_of_a_run_that_does_not_answer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_client, "ANSWER_S", 0.2)
     async with run_client.RunClient() as client:
         relays = Relays(client=client)
@@ -190,7 +190,7 @@ class Telling:
         return lost, [frame.text for frame in frames]
 
 
-async def test_what_comes_in_pieces_is_whole_and_comments_are_left_out() -> None:
+async def test_events_in_pieces_are_joined_and_comments_ignored() -> None:
     text = b"retry: 1\n\n:\n\nid: 7\nevent: x\ndata: {}\n\nid: 9\nevent: y\ndata: {}\n\n"
     assert (
         6,
@@ -198,7 +198,7 @@ async def test_what_comes_in_pieces_is_whole_and_comments_are_left_out() -> None
     ) == await Telling(text, text).frames()
 
 
-async def test_an_event_that_a_broken_connection_cut_off_is_that_of_the_next_connection() -> None:
+async def test_an_event_cut_off_by_a_broken_connection_is_read_from_the_next_one() -> None:
     torn, whole = (
         b"retry: 1\n\nid: 1\nevent: x\ndata: {",
         b"retry: 1\n\nid: 1\nevent: x\ndata: {}\n\n",

@@ -42,7 +42,7 @@ SMALL = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}}
 
 
 class FakeProcess:
-    """Stands for a run's process: a played run behind the real server of a run."""
+    """Stands in for a run's process: a fake run behind the real server of a run."""
 
     def __init__(self, name: str, files: RunFiles) -> None:
         self._name, self._files = name, files
@@ -82,7 +82,7 @@ class FakeProcess:
 
 @dataclass
 class World:
-    """A service whose processes are played."""
+    """A service with fake processes."""
 
     files: RunFiles
     manager: RunManager
@@ -123,7 +123,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], within_s: float
 async def opened(
     directory: Path, *, limit: int = 2, allowed: tuple[str, ...] = (), max_streams: int = 4
 ) -> AsyncIterator[World]:
-    """A service over ``directory``; leaving is what SIGTERM does."""
+    """A service over ``directory``; its end is that of SIGTERM."""
     files = RunFiles(directory)
     await asyncio.to_thread(files.own.mkdir, parents=True, exist_ok=True)
     store = await asyncio.to_thread(RunStore, files.own / "runs.sqlite")
@@ -197,7 +197,9 @@ def up(world: World, *names: str) -> Callable[[], bool]:
 # --------------------------------------------------------------------------------------------------
 
 
-async def test_so_many_go_on_at_once_and_the_next_begins_when_one_ends(world: World) -> None:
+async def test_the_limit_of_active_runs_holds_and_the_next_starts_when_one_ends(
+    world: World,
+) -> None:
     for name in ("a", "b", "d"):
         await world.submit(name)
     await until(up(world, "a", "b"))
@@ -207,7 +209,7 @@ async def test_so_many_go_on_at_once_and_the_next_begins_when_one_ends(world: Wo
     assert {"a": "done", "b": "running", "d": "running"} == await world.states()
 
 
-async def test_a_run_that_waits_is_stopped_and_queued_again(world: World) -> None:
+async def test_a_pending_run_can_be_stopped_and_queued_again(world: World) -> None:
     for name in ("a", "b", "d"):
         await world.submit(name)
     await until(up(world, "a", "b"))
@@ -221,7 +223,7 @@ async def test_a_run_that_waits_is_stopped_and_queued_again(world: World) -> Non
     await until(up(world, "d"))
 
 
-async def test_a_run_that_is_done_is_not_queued_again(world: World) -> None:
+async def test_a_done_run_is_not_queued_again(world: World) -> None:
     await world.submit("a")
     await until(up(world, "a"))
     world.process("a").end(RunOutcome("done", "target"))
@@ -231,7 +233,7 @@ async def test_a_run_that_is_done_is_not_queued_again(world: World) -> None:
     assert "submit a new one" in (await response.json())["detail"]
 
 
-async def test_a_process_that_died_is_started_again_and_too_many_deaths_are_a_failure(
+async def test_a_killed_process_is_restarted_and_too_many_deaths_are_a_failure(
     world: World,
 ) -> None:
     await world.submit("a")
@@ -241,12 +243,12 @@ async def test_a_process_that_died_is_started_again_and_too_many_deaths_are_a_fa
     await until(lambda: "a" not in world.manager.active)
     (run,) = (await world.get(RUNS))["runs"]
     assert "failed" == run["state"]
-    assert "ended from outside" in run["reasons"][0]
+    assert "was killed 4 times" in run["reasons"][0]
     assert 1 + run_manager.MAX_DEATHS == world.manager.restarts
     assert 1 + run_manager.MAX_DEATHS == len(world.processes["a"])
 
 
-async def test_what_cannot_be_started_fails_alone(
+async def test_a_run_that_cannot_start_fails_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(self: FakeProcess) -> None:
@@ -266,7 +268,7 @@ async def test_what_cannot_be_started_fails_alone(
     assert ["OSError: no more processes"] == (await world.get(f"{RUNS}/a"))["reasons"]
 
 
-async def test_however_many_wait_as_many_are_looked_at_as_there_are_places(
+async def test_the_number_of_free_places_limits_the_pending_runs_that_are_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The world has two places."""
@@ -286,7 +288,7 @@ async def test_however_many_wait_as_many_are_looked_at_as_there_are_places(
     assert all(active < 2 and most <= 2 + active for active, most in looked)
 
 
-async def test_a_run_that_is_stopped_while_it_is_given_its_place_does_not_begin(
+async def test_a_run_stopped_during_its_start_does_not_begin(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = RunStore.begin
@@ -307,7 +309,7 @@ async def test_a_run_that_is_stopped_while_it_is_given_its_place_does_not_begin(
 
 
 class BusyDisk:
-    """Takes nothing of ``method`` while it is busy."""
+    """Refuses ``method`` while it is busy."""
 
     def __init__(self, patched: pytest.MonkeyPatch, method: str) -> None:
         self.busy, self.asked = True, 0
@@ -322,7 +324,7 @@ class BusyDisk:
         patched.setattr(RunStore, method, ask)
 
 
-async def test_a_run_whose_end_a_disk_does_not_take_is_not_started_again(
+async def test_a_run_whose_end_cannot_be_stored_is_not_restarted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = BusyDisk(monkeypatch, "end")
@@ -339,7 +341,7 @@ async def test_a_run_whose_end_a_disk_does_not_take_is_not_started_again(
     assert 1 == len(world.processes["a"])
 
 
-async def test_a_disk_that_takes_no_beginning_fails_no_run(
+async def test_a_start_that_cannot_be_stored_does_not_fail_the_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = BusyDisk(monkeypatch, "begin")
@@ -353,7 +355,7 @@ async def test_a_disk_that_takes_no_beginning_fails_no_run(
 
 
 @pytest.mark.parametrize("method", ["begin", "end"])
-async def test_a_service_ends_while_its_disk_takes_nothing(
+async def test_a_service_stops_while_its_disk_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """It asks once more, and waits no longer. The next one goes on with the run."""
@@ -376,7 +378,7 @@ async def test_a_service_ends_while_its_disk_takes_nothing(
 # --------------------------------------------------------------------------------------------------
 
 
-async def test_runs_that_were_going_go_on_with_the_next_service_and_rest_as_before(
+async def test_active_runs_resume_with_the_next_service_and_stay_paused(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as world:
@@ -410,7 +412,7 @@ async def test_runs_that_were_going_go_on_with_the_next_service_and_rest_as_befo
         assert "running" == restarted.process("b").run.state
 
 
-async def test_a_run_that_waits_while_the_service_ends_is_not_started(tmp_path: Path) -> None:
+async def test_a_pending_run_is_not_started_while_the_service_stops(tmp_path: Path) -> None:
     async with opened(tmp_path, limit=1) as world:
         for name in ("a", "b"):
             await world.submit(name)
@@ -418,7 +420,7 @@ async def test_a_run_that_waits_while_the_service_ends_is_not_started(tmp_path: 
     assert "b" not in world.processes
 
 
-async def test_a_process_that_a_killed_service_left_is_waited_for(
+async def test_a_service_waits_for_a_process_of_a_killed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = asyncio.Event()
@@ -458,7 +460,7 @@ async def post(
     return response.status, await response.json(), response
 
 
-async def test_a_submission_says_where_the_run_is(world: World) -> None:
+async def test_a_submission_returns_the_location_of_the_run(world: World) -> None:
     status, answer, response = await post(
         world, {"config": SMALL, "overrides": {"balance.max_staleness": 3, "run.name": "mine"}}
     )
@@ -476,7 +478,7 @@ async def test_a_shipped_config_is_submitted_by_name_and_gets_a_name(world: Worl
     await until(up(world, answer["id"]))
 
 
-async def test_a_path_is_no_name(world: World, tmp_path: Path) -> None:
+async def test_a_path_is_not_a_name(world: World, tmp_path: Path) -> None:
     (tmp_path / "secret.toml").write_text("[env]\nid = 'CartPole-v1'\n")
     status, answer, _ = await post(world, {"config": str(tmp_path / "secret.toml")})
     assert 422 == status
@@ -504,7 +506,7 @@ async def test_a_path_is_no_name(world: World, tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_what_cannot_be_run_is_refused_with_its_path_and_runs_nothing(
+async def test_an_invalid_submission_is_refused_with_its_path_and_starts_nothing(
     world: World, body: object, path: str
 ) -> None:
     status, answer, _ = await post(world, body)
@@ -514,7 +516,7 @@ async def test_what_cannot_be_run_is_refused_with_its_path_and_runs_nothing(
     assert not world.processes
 
 
-async def test_a_body_that_is_no_json_or_of_another_type_is_refused(world: World) -> None:
+async def test_a_body_that_is_not_json_is_refused(world: World) -> None:
     assert 400 == (await post(world, b"{"))[0]
     assert 400 == (await post(world, b'{"config": 1, "config": 2}'))[0]
     assert (
@@ -543,14 +545,14 @@ async def test_a_named_run_sent_twice_with_one_key_is_the_same(world: World) -> 
     assert {"a": "running"} == await world.states()
 
 
-async def test_a_name_that_a_run_of_somebody_else_has_is_taken(world: World) -> None:
+async def test_a_name_of_another_run_is_refused(world: World) -> None:
     world.files.run("a").mkdir()
     status, answer, _ = await post(world, {"config": SMALL | {"run": {"name": "a"}}})
     assert 409 == status
     assert "'a'" in answer["detail"]
 
 
-async def test_who_may_only_look_submits_nothing(world: World) -> None:
+async def test_the_read_token_submits_nothing(world: World) -> None:
     response = await world.client.post(
         RUNS, data=json.dumps({"config": SMALL}), headers=READ | JSON
     )
@@ -575,12 +577,12 @@ async def test_allowed_modules_may_be_named(tmp_path: Path) -> None:
         {"env.kwargs": {"a": {"b": "colorsys:x"}}},
     ],
 )
-async def test_no_override_hides_what_another_names(
+async def test_an_override_cannot_hide_the_name_in_another_one(
     world: World, overrides: dict[str, Any]
 ) -> None:
     status, answer, _ = await post(world, {"config": SMALL, "overrides": overrides})
     assert 422 == status
-    assert all("module that is not allowed here" in error["message"] for error in answer["errors"])
+    assert all("a module that is not allowed" in error["message"] for error in answer["errors"])
 
 
 async def test_overrides_that_are_a_value_and_a_table_at_once_are_refused(world: World) -> None:
@@ -590,7 +592,7 @@ async def test_overrides_that_are_a_value_and_a_table_at_once_are_refused(world:
     assert (422, "config.env.num_envs.x") == (status, answer["errors"][0]["path"])
 
 
-async def test_a_change_names_no_module_that_a_submission_may_not(
+async def test_a_change_may_name_the_same_modules_as_a_submission(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "of_a_stranger.py").write_text("")
@@ -617,7 +619,7 @@ async def test_a_change_names_no_module_that_a_submission_may_not(
 # --------------------------------------------------------------------------------------------------
 
 
-async def test_a_list_goes_on_page_by_page(world: World) -> None:
+async def test_a_list_is_read_page_by_page(world: World) -> None:
     for name in ("a", "b", "d"):
         await world.submit(name)
     first = await world.get(f"{RUNS}?limit=2")
@@ -664,7 +666,7 @@ async def test_a_run_answers_for_itself(world: World) -> None:
     )
 
 
-async def test_who_may_only_look_changes_nothing(world: World) -> None:
+async def test_the_read_token_changes_nothing(world: World) -> None:
     await world.submit("a")
     await until(up(world, "a"))
     assert 200 == (await world.client.get(f"{RUNS}/a/balance", headers=READ)).status
@@ -681,7 +683,7 @@ async def test_who_may_only_look_changes_nothing(world: World) -> None:
     assert 1 == world.process("a").run.config.balance.max_staleness
 
 
-async def test_a_run_that_has_ended_is_remembered_with_what_it_left(world: World) -> None:
+async def test_a_finished_run_has_its_summary_and_files(world: World) -> None:
     await world.submit("a")
     await until(up(world, "a"))
     directory = world.files.run("a")
@@ -701,7 +703,7 @@ async def test_a_run_that_has_ended_is_remembered_with_what_it_left(world: World
         assert 409 == (await world.client.get(f"{RUNS}/a/{path}", headers=CONTROL)).status
 
 
-async def test_a_list_tells_what_a_run_that_has_ended_reached(world: World) -> None:
+async def test_a_list_shows_the_results_of_finished_runs(world: World) -> None:
     for name in ("torn", "a"):
         await world.submit(name)
         await until(up(world, name))
@@ -728,10 +730,10 @@ async def test_a_list_tells_what_a_run_that_has_ended_reached(world: World) -> N
     assert ("done", False) == (torn["state"], "progress" in torn)
 
 
-async def test_a_run_that_does_not_answer_is_not_ready_and_the_service_stays(world: World) -> None:
+async def test_a_run_that_does_not_answer_is_not_ready_but_the_service_is(world: World) -> None:
     await world.submit("a")
     await until(up(world, "a"))
-    await world.process("a")._stack.aclose()  # its server is gone, its process is not
+    await world.process("a")._stack.aclose()  # its server has ended, its process has not
     await until(lambda: bool(world.manager.active["a"].problem))
     (run,) = (await world.get(RUNS))["runs"]
     assert ("running", False) == (run["state"], run["ready"])
@@ -741,7 +743,7 @@ async def test_a_run_that_does_not_answer_is_not_ready_and_the_service_stays(wor
     assert 200 == (await world.client.get("/readyz")).status
 
 
-async def test_what_a_disk_said_is_forgotten_once_it_has_taken_the_beginning(
+async def test_a_problem_of_the_disk_is_cleared_by_the_next_success(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = BusyDisk(monkeypatch, "begin")
@@ -759,7 +761,7 @@ async def test_what_a_disk_said_is_forgotten_once_it_has_taken_the_beginning(
     await until(lambda: problems == [""])
 
 
-async def test_a_log_that_grew_too_long_is_trimmed_while_the_run_goes_on(
+async def test_a_log_that_is_too_long_is_trimmed_during_the_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_process, "LONGEST_LOG", 1000)
@@ -772,7 +774,7 @@ async def test_a_log_that_grew_too_long_is_trimmed_while_the_run_goes_on(
     assert {"a line"} == set(log.read_text().splitlines())
 
 
-async def test_a_look_that_breaks_is_told_and_is_not_the_last(
+async def test_a_failed_poll_is_reported_and_polling_continues(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.submit("a")
@@ -789,7 +791,7 @@ async def test_a_look_that_breaks_is_told_and_is_not_the_last(
     await until(lambda: not managed.problem)
 
 
-async def test_a_run_that_hangs_is_stopped_and_ended_when_its_time_is_up(
+async def test_a_hanging_run_is_killed_after_the_grace_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_manager, "GRACE_S", 0.2)
@@ -806,7 +808,7 @@ async def test_a_run_that_hangs_is_stopped_and_ended_when_its_time_is_up(
     assert {"a": "stopped"} == await world.states()
 
 
-async def test_a_run_that_is_stopped_while_its_process_starts_and_hangs_is_ended_too(
+async def test_a_run_stopped_while_its_process_starts_and_hangs_is_killed_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_open, opening = asyncio.Event(), asyncio.Event()
@@ -836,7 +838,7 @@ async def test_readiness_of_a_run_is_its_own(world: World) -> None:
     assert (False, ["the learner is silent"]) == (run["ready"], run["reasons"])
 
 
-async def test_what_is_not_here_is_not_found(world: World) -> None:
+async def test_an_unknown_path_is_not_found(world: World) -> None:
     for path in ("zzz", "zzz/balance", "zzz/events", "zzz/log", "..%2Fa"):
         response = await world.client.get(f"{RUNS}/{path}", headers=CONTROL)
         assert (404, "application/problem+json") == (response.status, response.content_type), path
@@ -856,7 +858,7 @@ async def test_the_end_of_a_log_is_shown(world: World) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-async def test_events_are_passed_on_and_end_with_the_run(world: World) -> None:
+async def test_events_are_forwarded_and_end_with_the_run(world: World) -> None:
     await world.submit("a")
     await until(up(world, "a"))
     stream = await world.client.get(f"{RUNS}/a/events", headers=CONTROL | {"Last-Event-ID": "0"})
@@ -867,7 +869,9 @@ async def test_events_are_passed_on_and_end_with_the_run(world: World) -> None:
     await asyncio.wait_for(stream.content.read(), 10.0)
 
 
-async def test_more_streams_than_allowed_are_refused_and_a_place_comes_free(tmp_path: Path) -> None:
+async def test_streams_above_the_limit_are_refused_and_a_released_place_is_reused(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path, max_streams=1) as world:
         await world.submit("a")
         await until(up(world, "a"))
@@ -901,7 +905,7 @@ async def test_metrics_are_those_of_every_run(world: World) -> None:
     assert 'tianflow_service_runs{state="running"} 2.0' in text
 
 
-async def test_the_console_is_there_and_finds_what_it_shows(world: World) -> None:
+async def test_the_console_is_served_with_its_data(world: World) -> None:
     response = await world.client.get("/")
     assert ("text/html", console.POLICY) == (
         response.content_type,
@@ -912,7 +916,7 @@ async def test_the_console_is_there_and_finds_what_it_shows(world: World) -> Non
     assert [] == (await world.get(f"{RUNS}/a/history"))["history"]
 
 
-async def test_settings_are_described_for_every_algorithm_that_is_known_and_for_others(
+async def test_settings_are_described_for_every_known_algorithm_and_for_others(
     world: World,
 ) -> None:
     learner = (await world.get("/openapi.json"))["paths"][f"{RUNS}/{{run}}/learner"]["patch"][
@@ -943,7 +947,7 @@ async def test_the_description_names_every_route(world: World) -> None:
     assert {"201", "409", "415", "422"} <= set(document["paths"][RUNS]["post"]["responses"])
 
 
-async def test_a_service_tells_where_it_is_and_is_the_only_one_there(tmp_path: Path) -> None:
+async def test_a_service_writes_its_address_and_locks_its_directory(tmp_path: Path) -> None:
     settings = ServiceSettings(runs_dir=tmp_path, http=HttpSettings(), limit=1)
     async with serving(settings) as service:
         found = await asyncio.to_thread(ControlFile.read, tmp_path, SERVICE)
@@ -956,19 +960,21 @@ async def test_a_service_tells_where_it_is_and_is_the_only_one_there(tmp_path: P
         taken = ServiceSettings(
             runs_dir=tmp_path / "other", http=HttpSettings(port=service.server.port), limit=1
         )
-        with pytest.raises(ConfigError, match=f"{service.server.port}.*is taken"):
+        with pytest.raises(ConfigError, match=f"{service.server.port}.*is in use"):
             async with serving(taken):
                 pass
     assert await asyncio.to_thread(ControlFile.read, tmp_path, SERVICE) is None
     async with serving(settings) as restarted:
-        assert service.tokens == restarted.tokens  # bookmarks outlive a restart
+        assert service.tokens == restarted.tokens  # bookmarks survive a restart
 
 
 async def test_without_tokens_only_this_machine_is_served(tmp_path: Path) -> None:
     open_to_all = ServiceSettings(
         runs_dir=tmp_path, http=HttpSettings(host="0.0.0.0"), limit=1, tokens=False
     )
-    with pytest.raises(ConfigError, match="could control the run"):
+    with pytest.raises(
+        ConfigError, match="would let every machine that reaches this address control the run"
+    ):
         async with serving(open_to_all):
             pass
     async with serving(

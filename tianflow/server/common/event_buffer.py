@@ -1,6 +1,4 @@
-"""What is told to readers, kept for a while: numbered, encoded once, and the same for all of
-them.
-"""
+"""`EventBuffer`: the newest events of a stream, numbered and encoded once for all readers."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 CAPACITY = 1024
-"""Events that can be read again: minutes of a busy run, a few hundred kilobytes."""
+"""Number of retained events: minutes of a busy run, a few hundred kilobytes."""
 
 
 class EventFrame(Protocol):
@@ -23,14 +21,14 @@ class EventFrame(Protocol):
 
     @property
     def text(self) -> bytes:
-        """As it goes over the wire."""
+        """The encoded event."""
 
 
 class EventBuffer:
-    """The newest frames, for any number of readers, none of which is ever waited for.
+    """The newest frames, for any number of readers; it never waits for a reader.
 
     Args:
-        keep: how many are kept.
+        capacity: maximum number of frames.
     """
 
     def __init__(self, *, capacity: int = CAPACITY) -> None:
@@ -38,32 +36,30 @@ class EventBuffer:
         self._arrival = asyncio.Event()
         self._has_waiters = False
         self.newest = 0
-        """Number of the newest."""
+        """Number of the newest frame."""
         self.closed = False
-        """True once nothing more will come."""
+        """True after the last frame."""
         self.on_close: set[Callable[[], None]] = set()
-        """Called when nothing more will come."""
+        """Called when the buffer closes."""
 
     def add(self, frame: EventFrame) -> None:
-        """``frame`` is the newest now."""
+        """Append ``frame``."""
         self.newest = frame.number
         self._frames.append(frame)
-        if (
-            self._has_waiters
-        ):  # everybody who waits holds this one: a new one is for those who come later
+        if self._has_waiters:  # all current waiters hold this event; later ones get a new one
             self._arrival.set()
             self._arrival, self._has_waiters = asyncio.Event(), False
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End the stream."""
         self.closed = True
         self._arrival.set()
         for callback in tuple(self.on_close):
             callback()
 
     def since(self, number: int, at_most: int) -> tuple[int, Sequence[EventFrame]]:
-        """How many after ``number`` are no longer kept, and the next that are. A number not told
-        yet counts as the newest.
+        """Return how many frames after ``number`` are lost, and the next frames. A number above the
+        newest counts as the newest.
         """
         frames = self._frames
         oldest = frames[0].number if frames else self.newest + 1
@@ -72,8 +68,8 @@ class EventBuffer:
             frames[index] for index in range(skipped, min(skipped + at_most, len(frames)))
         ]
 
-    async def wait(self, number: int, timeout: float) -> None:  # noqa: ASYNC109 - a wait that ends without news is no error here
-        """Until there is something after ``number``, nothing more will come, or ``timeout`` seconds
+    async def wait(self, number: int, timeout: float) -> None:  # noqa: ASYNC109 - a timeout is not an error here
+        """Wait until there is a frame after ``number``, the buffer closes, or ``timeout`` seconds
         have passed.
         """
         arrival = self._arrival

@@ -1,9 +1,8 @@
-"""`EventBuffer` → `EventStreams` → readers: server-sent events (HTML standard, section 9.2), to as
-many readers as are allowed.
+"""`EventStreams`: server-sent events (HTML standard, section 9.2), for a limited number of readers.
 
-A reader that is slow, or was away, goes on where it was; what is no longer kept by then is told as
-an event ``lost`` with the count. Those that have all so far are written to together
-(`Broadcaster`).
+A reader that is slow, or was disconnected, resumes where it was. Events that are no longer retained
+are reported as one event ``lost`` with their count. Readers that are up to date are written to
+together (`Broadcaster`).
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from tianflow.server.common.event_feed import LOST, EventRecord
 from tianflow.server.common.problems import ProblemError
 
 WRITE_S = 30.0
-"""Seconds in which a reader must take what was written; otherwise it is gone."""
+"""Seconds for a reader to accept a write; then it counts as disconnected."""
 END_S = 0.5
-"""Seconds in which a reader must take what was told last: the server waits for nobody who does not
-read.
+"""Seconds for a reader to accept the last events, so that the server does not wait for readers at
+the end.
 """
 RETRY_MS = 1000
 HEADERS = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
@@ -36,7 +35,7 @@ class EventStreams:
     """The open streams of all runs.
 
     Args:
-        limit: how many there may be; each costs a task and at most a few hundred kilobytes.
+        limit: maximum number of streams; each costs a task and at most a few hundred kilobytes.
     """
 
     def __init__(self, *, limit: int) -> None:
@@ -45,22 +44,19 @@ class EventStreams:
         self.open = 0
 
     async def answer(self, buffer: EventBuffer, request: web.Request) -> web.StreamResponse:
-        """Write events until the reader leaves or nothing more will come.
+        """Write events until the reader disconnects or the buffer closes.
 
         Raises:
-            ProblemError: 400 Last-Event-ID or ``follow`` cannot be read, 503 too many streams are
-                open.
+            ProblemError: 400 invalid Last-Event-ID or ``follow``, 503 too many streams.
         """
         with self.reserve():
             return await self.write(buffer, request)
 
     @contextmanager
     def reserve(self) -> Iterator[None]:
-        """A place for one stream, while the context is open. Raises ProblemError, 503, if there is
-        none.
-        """
+        """Reserve a stream while the context is open. Raises ProblemError, 503, at the limit."""
         if self.open >= self._limit:
-            detail = f"{self.open} streams are open, and http.max_streams allows no more."
+            detail = f"The limit of {self.open} streams (http.max_streams) is reached; retry later."
             raise ProblemError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 detail,
@@ -74,7 +70,7 @@ class EventStreams:
             self.open -= 1
 
     async def write(self, buffer: EventBuffer, request: web.Request) -> web.StreamResponse:
-        """As `answer`, for who has a place."""
+        """As `answer`, with a stream that is already reserved."""
         follow = _follow(request)
         number = _number(request, newest=buffer.newest if follow else 0)
         broadcaster = self._broadcasters.setdefault(buffer, Broadcaster(buffer))
@@ -96,13 +92,13 @@ async def _stream(
     response, transport = web.StreamResponse(headers=HEADERS), request.transport
     reader = Subscriber(response=response, transport=transport, number=number)
     try:
-        await response.prepare(request)  # whose connection may be gone by now
+        await response.prepare(request)  # the connection may be closed by now
         async with _ending(buffer):
             with notify_on_disconnect(request, reader.leave):
                 await _write(response, f"retry: {RETRY_MS}\n\n".encode())
                 await _copy(buffer, broadcaster, reader, follow=follow)
     except (TimeoutError, ConnectionError):
-        # A connection that is merely closed would wait for its reader to take what was written.
+        # A normal close would wait until the reader accepts the remaining bytes.
         if transport is not None:
             transport.abort()
     return response
@@ -110,7 +106,7 @@ async def _stream(
 
 @asynccontextmanager
 async def _ending(buffer: EventBuffer) -> AsyncIterator[None]:
-    """What is inside has `END_S` once nothing more will come; TimeoutError then."""
+    """Limit the content of the context to `END_S` after the buffer closes, with TimeoutError."""
     async with asyncio.timeout(None) as end:
 
         def limit() -> None:
@@ -128,18 +124,18 @@ async def _ending(buffer: EventBuffer) -> AsyncIterator[None]:
 async def _copy(
     buffer: EventBuffer, broadcaster: Broadcaster, reader: Subscriber, *, follow: bool
 ) -> None:
-    """Everything after ``reader.number``: what is there by this task, what comes by the fan while
-    the reader is fast enough.
+    """Write everything after ``reader.number``: the backlog in this task, later events through the
+    broadcaster while the reader is fast enough.
     """
     text = b""
     if reader.number > buffer.newest:
-        # never told: one of an earlier server of this run, and nobody knows what came in between
-        text, reader.number = _lost(0, None, "told by an earlier server of this run"), 0
+        # the number is from an earlier server of this run; events in between are unknown
+        text, reader.number = _lost(0, None, "published by an earlier server of this run"), 0
     while True:
         lost, frames = buffer.since(reader.number, AT_ONCE)
         if lost:
             reader.number += lost
-            text += _lost(reader.number, lost, "no longer kept")
+            text += _lost(reader.number, lost, "no longer retained")
         if frames:
             reader.number = frames[-1].number
             text += joined(frames)
@@ -167,7 +163,7 @@ def _number(request: web.Request, *, newest: int) -> int:
         return newest
     if re.fullmatch(r"[0-9]{1,18}", given) is None:
         raise ProblemError(
-            HTTPStatus.BAD_REQUEST, "Last-Event-ID is the number of an event, as in its id."
+            HTTPStatus.BAD_REQUEST, "Last-Event-ID must be the number of an event, as in its id."
         )
     return int(given)
 
@@ -175,5 +171,5 @@ def _number(request: web.Request, *, newest: int) -> int:
 def _follow(request: web.Request) -> bool:
     given = request.query.get("follow", "true")
     if given not in {"true", "false"}:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "follow is true or false.")
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "follow must be true or false.")
     return given == "true"

@@ -1,5 +1,5 @@
-"""The server beside a run: binds, tells where it is in ``control.json``, and is gone within two
-seconds at the end.
+"""Starts and stops the HTTP server of a run: socket, ``control.json``, and an end within two
+seconds.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tianflow.server.common.event_feed import Feed
 from tianflow.server.run.app import ServedRun, make_app
 
 GRACE_S = 1.0
-"""Seconds that requests still being answered get at the end."""
+"""Seconds that open requests get at the end."""
 IDLE_S = 75.0
-"""Seconds in which a connection must ask for something, whole headers included; more than most
-scrapers wait between two scrapes.
+"""Seconds within which a connection must send a whole request head; more than the usual interval
+between two scrapes.
 """
 LINGER_S = 5.0
-"""Seconds in which what is left of a refused body is taken, and thrown away, so that whoever sends
-it comes to read why.
+"""Seconds in which the rest of a refused body is read and discarded, so that the client can read
+the refusal.
 """
 BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers at ``address`` (``http://host:port``)."""
+    """A server that listens at ``address`` (``http://host:port``)."""
 
     address: str
     port: int
@@ -54,12 +54,11 @@ class Server:
 async def serve(
     run: RunControl, http: HttpSettings, tokens: Tokens, directory: Path
 ) -> AsyncIterator[Server]:
-    """Answer for ``run`` while the context is open, with ``control.json`` in ``directory`` telling
-    where.
+    """Serve ``run`` while the context is open; ``control.json`` in ``directory`` holds the address.
 
     Raises:
-        ConfigError: the port is taken, the host is not of this machine, or no tokens although
-            others can connect.
+        ConfigError: the port is in use, the host is not an address of this machine, or tokens are
+            missing though other machines can connect.
     """
     rates = RunRates(read=run.statistics)
     listener = await bind(http)
@@ -70,8 +69,7 @@ async def serve(
         feed = Feed(events=run.events, clock=time.time)
         app = make_app(runs={run.id: ServedRun(run, rates, feed)}, guard=guard, http=http)
         runner = make_runner(app)
-        # the feed closes first: every stream is then written to its end while the server is still
-        # there
+        # the feed closes first, so that every stream can be written to its end
         async with (
             serving_requests(runner, listener, limit=connection_limit(http)),
             _control_file(run, server, tokens, directory),
@@ -84,8 +82,8 @@ async def serve(
 
 
 async def bind(http: HttpSettings) -> socket.socket:
-    """A listening socket. One address only, so that port 0 is one port also where a name has
-    several addresses.
+    """Make a listening socket. It has a single address, so that port 0 gives one port even if the
+    name has several addresses.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -113,10 +111,10 @@ async def bind(http: HttpSettings) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(
-                [Problem("http.host", http.host, "is no address of this machine", "127.0.0.1")]
+                [Problem("http.host", http.host, "is not an address of this machine", "127.0.0.1")]
             ) from error
         reason = (
-            "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         )
         raise ConfigError(
             [
@@ -124,7 +122,7 @@ async def bind(http: HttpSettings) -> socket.socket:
                     "http.port",
                     http.port,
                     f"{reason} on {http.host}",
-                    "another port, or 0 for any free one",
+                    "another port, or 0 for any free port",
                 )
             ]
         ) from error
@@ -132,7 +130,7 @@ async def bind(http: HttpSettings) -> socket.socket:
 
 
 def address(listener: socket.socket) -> str:
-    """As a client writes it; where every address is listened at, the one of this machine itself."""
+    """The address for clients; the loopback address if the socket listens on all addresses."""
     host, port = listener.getsockname()[:2]
     parsed = ipaddress.ip_address(host)
     if parsed.is_unspecified:
@@ -141,9 +139,7 @@ def address(listener: socket.socket) -> str:
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """What runs ``app``: it closes connections that ask for nothing, and waits for nobody at the
-    end.
-    """
+    """The runner of ``app``. It closes idle connections, and does not wait for them at the end."""
     return web.AppRunner(
         app,
         access_log=None,
@@ -156,11 +152,11 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 
 def _logger() -> logging.Logger:
-    """aiohttp's, without tracebacks of requests that are none: whoever connects could fill a disk
-    with them.
+    """aiohttp's logger, without tracebacks of malformed requests, so that clients cannot fill the
+    disk.
     """
     logger = logging.getLogger("aiohttp.server")
-    logger.addFilter(_is_server_error)  # once, however often it is given
+    logger.addFilter(_is_server_error)  # the logger adds the same filter only once
     return logger
 
 
@@ -170,7 +166,7 @@ def _is_server_error(record: logging.LogRecord) -> bool:
 
 
 def connection_limit(http: HttpSettings) -> int:
-    """How many connections a server with these settings has at most."""
+    """Maximum number of connections of a server with these settings."""
     return http.max_connections + http.max_streams
 
 
@@ -178,9 +174,7 @@ def connection_limit(http: HttpSettings) -> int:
 async def serving_requests(
     runner: web.AppRunner, listener: socket.socket, *, limit: int
 ) -> AsyncIterator[None]:
-    """``runner`` answers at ``bound`` while the context is open, to ``limit`` connections at
-    most.
-    """
+    """Serve at ``listener`` while the context is open, with at most ``limit`` connections."""
     async with AsyncExitStack() as stack:
         await runner.setup()
         assert runner.server is not None
@@ -195,8 +189,8 @@ async def serving_requests(
 
 
 async def _stop_listening(server: asyncio.Server, listener: socket.socket) -> None:
-    """Close. A server of asyncio drops, unclosed, what it accepted in the very turn of the loop in
-    which it closes: so, a turn before.
+    """Close. An asyncio server leaks connections that it accepts in the turn in which it closes, so
+    it stops accepting one turn earlier.
     """
     try:
         asyncio.get_running_loop().remove_reader(listener)
@@ -229,10 +223,10 @@ async def _control_file(
 async def running(
     component: Callable[[Callable[[], None]], Coroutine[None, None, None]],
 ) -> AsyncIterator[None]:
-    """``component`` works while the context is open."""
+    """Run ``component`` while the context is open."""
     task = asyncio.create_task(component(lambda: None))
     try:
-        await asyncio.sleep(0)  # its first step: cancelled before that, it would not clean up
+        await asyncio.sleep(0)  # the first step; cancelled before it, it would not clean up
         yield
     finally:
         task.cancel()

@@ -1,4 +1,4 @@
-"""The one assembler of a service: lock, port, store, runs, and an orderly end."""
+"""Assembles a service: lock, port, store, runs, and an orderly end."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from tianflow.server.service.run_client import RunClient
 from tianflow.server.service.run_manager import RunManager
 from tianflow.server.service.run_process import RunFiles
 from tianflow.server.service.store import NAME, RunStore
-from tianflow.server.service.tokens import read_or_make
+from tianflow.server.service.tokens import read_or_create
 
 RUN_REQUESTS_PER_S = 10_000.0
-"""What a run's own server takes from one address: all that come through the service have the same
-one, and were counted there.
+"""Limit of a run's own server per address. All forwarded requests have the address of the service,
+which has limited them already.
 """
 
 log = logger("serve")
@@ -44,15 +44,15 @@ log = logger("serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """How a service is set up.
+    """Settings of a service.
 
     Attributes:
         runs_dir: directory of its runs.
-        http: where it answers, and within which limits.
-        limit: how many runs may go on at once.
-        allowed: modules whose objects a config that is submitted may name.
-        token_file: where its tokens lie; None: in the directory of its runs.
-        tokens: False: nobody is asked for one.
+        http: address and limits.
+        limit: maximum number of active runs.
+        allowed: modules whose objects a submitted config may name.
+        token_file: file of the tokens; None: in the directory of the runs.
+        tokens: False: access without a token.
     """
 
     runs_dir: Path
@@ -64,12 +64,13 @@ class ServiceSettings:
 
 
 def run(settings: ServiceSettings, announce: Callable[[Server, Tokens], None]) -> int:
-    """Serve until SIGINT or SIGTERM; the exit code. ``announce`` is told once where it answers.
+    """Serve until SIGINT or SIGTERM, and return the exit code. ``announce`` is called once, with
+    the address.
 
     Raises:
-        ConfigError: the port is taken, another service holds the directory, or the tokens cannot be
+        ConfigError: the port is in use, another service uses the directory, or the tokens cannot be
             used.
-        StoreError: what is remembered cannot be read.
+        StoreError: the store cannot be read.
     """
     return event_loop.run(_serve(settings, announce))
 
@@ -82,15 +83,14 @@ async def _serve(settings: ServiceSettings, announce: Callable[[Server, Tokens],
             announce(service.server, service.tokens)
             number = await signals.first
             log.warning(
-                "ending: every run is let go of, with a last checkpoint, and goes on when the "
-                "service is back"
+                "stopping: every run ends with a last checkpoint, and resumes at the next start"
             )
     return 128 + number
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service that answers."""
+    """A running service."""
 
     server: Server
     tokens: Tokens
@@ -99,14 +99,16 @@ class Service:
 
 @asynccontextmanager
 async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
-    """A service that answers while the context is open. Raises as `run`."""
+    """A service that runs while the context is open. Raises as `run`."""
     files = RunFiles(await asyncio.to_thread(settings.runs_dir.absolute))
     async with _locked(files):
         listener = await bind(settings.http)
         try:
             tokens = NO_TOKENS
             if settings.tokens:
-                tokens = await asyncio.to_thread(read_or_make, settings.token_file or files.tokens)
+                tokens = await asyncio.to_thread(
+                    read_or_create, settings.token_file or files.tokens
+                )
             loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
             guard = Guard(
                 tokens=tokens, loopback=loopback, allowed_hosts=settings.http.allowed_hosts
@@ -134,8 +136,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
                 )
                 runner = make_runner(app)
                 server = Server(address(listener), listener.getsockname()[1])
-                # the runs end first: their streams are then passed on to their ends while the
-                # server is still there
+                # the runs end first, so that their streams can be forwarded to their ends
                 try:
                     async with (
                         serving_requests(runner, listener, limit=connection_limit(settings.http)),
@@ -151,9 +152,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
 
 @asynccontextmanager
 async def _locked(files: RunFiles) -> AsyncIterator[None]:
-    """The directory belongs to this service while the context is open, and no longer than its
-    process lives.
-    """
+    """Lock the directory while the context is open, at most until this process ends."""
     lock = await asyncio.to_thread(_lock, files)
     try:
         yield
@@ -175,7 +174,7 @@ def _lock(files: RunFiles) -> int:
         os.close(lock)
         other = ControlFile.read(files.runs, SERVICE)
         where = f" at {other.address}" if other is not None else ""
-        message = f"another service{where} holds the runs there"
+        message = f"is in use by another service{where}"
         raise ConfigError(
             [Problem("--runs-dir", str(files.runs), message, "another directory")]
         ) from error
@@ -184,7 +183,7 @@ def _lock(files: RunFiles) -> int:
 
 @asynccontextmanager
 async def _control_file(server: Server, tokens: Tokens, files: RunFiles) -> AsyncIterator[None]:
-    """Other programs find the service by its file."""
+    """Write the control file, by which other programs find the service."""
     pid = os.getpid()
     file = ControlFile(
         run="",
@@ -202,7 +201,7 @@ async def _control_file(server: Server, tokens: Tokens, files: RunFiles) -> Asyn
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM is what ``first`` becomes; a further one calls ``again``."""
+    """``first`` becomes the first SIGINT or SIGTERM; a further one calls ``again``."""
 
     def __init__(self) -> None:
         self.first: asyncio.Future[int] = asyncio.get_running_loop().create_future()
