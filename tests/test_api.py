@@ -103,7 +103,7 @@ async def test_a_directory_is_written_by_one_run_at_a_time(tmp_path):
         await until(handle.control.checkpoints)
         before = (tmp_path / "one" / "config.toml").stat()
         for options in ({"resume": "one"}, {}):
-            with pytest.raises(CheckpointError, match="run 'one' is going on; stop it first"):
+            with pytest.raises(CheckpointError, match="run 'one' is active; stop it first"):
                 async with tianflow.open_run(
                     named, {"run.max_updates": 1}, runs_dir=tmp_path, **options
                 ):
@@ -231,10 +231,10 @@ async def test_more_live_actors_than_memory_or_a_coordinator_has_room_for_are_re
 
 def test_only_a_terminal_is_told_the_token():
     session = tianflow.api.Session(SimpleNamespace(id="one"), None, "http://127.0.0.1:80", "secret")
-    assert "run one, console at http://127.0.0.1:80/#token=secret" == train._where(
+    assert "run one, console at http://127.0.0.1:80/#token=secret" == train._address_line(
         session, terminal=True
     )
-    assert "run one, control and metrics at http://127.0.0.1:80" == train._where(
+    assert "run one, control and metrics at http://127.0.0.1:80" == train._address_line(
         session, terminal=False
     )
 
@@ -268,7 +268,7 @@ async def test_a_terminal_that_closes_ends_a_run_cleanly_however_often_it_hangs_
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.wait_for(at_once.wait(), 5.0)
     assert ended == [reason]
-    assert said == [f"{reason}: stopping with a last checkpoint; once more stops at once"]
+    assert said == [f"{reason}: stopping with a last checkpoint; a second signal stops at once"]
 
 
 def trained(tmp_path, **options):
@@ -288,7 +288,7 @@ def test_a_run_ends_by_saying_where_its_policy_lies_and_what_can_be_done_with_it
     assert trained(tmp_path) == 0
     kept = tmp_path / "one"
     assert capsys.readouterr().out.endswith(
-        f"\n  kept in {kept}: tianflow eval {kept}, tianflow report {kept}\n"
+        f"\n  saved in {kept}: tianflow eval {kept}, tianflow report {kept}\n"
     )
 
 

@@ -26,7 +26,7 @@ from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import validation
 from tianflow.planning.layouts import draw_layout, trajectory_layout
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
-from tianflow.rundir.lock import hold
+from tianflow.rundir.lock import lock_directory
 
 if TYPE_CHECKING:
     from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
@@ -307,7 +307,7 @@ def _directory(
         taken = directory.exists() and any(directory.iterdir())
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        held = hold(directory)
+        held = lock_directory(directory)
         stack.callback(os.close, held)
         if taken:
             raise CheckpointError(

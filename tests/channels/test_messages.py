@@ -234,7 +234,7 @@ def test_a_class_that_is_not_registered_is_not_sent() -> None:
 def test_two_classes_of_one_name_are_refused() -> None:
     codec = Codec("note")
     codec.register(Note)
-    other = NamedTuple("Note", [("other", int)])
+    other = NamedTuple("Note", [("other", int)])  # noqa: UP014 - a second class of the same name
     with pytest.raises(ValueError, match="'Note'"):
         codec.register(other)
 

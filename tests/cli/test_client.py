@@ -21,13 +21,13 @@ from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_tim
 
 @dataclass
 class Control:
-    """A control server that answers everything alike, and remembers what it was asked."""
+    """A control server that gives every request the same answer, and records the requests."""
 
     address: str = ""
     status: int = 200
     body: bytes = b"{}"
     headers: dict[str, str] = field(default_factory=dict)
-    asked: list[tuple[str, str, object]] = field(default_factory=list)
+    requests: list[tuple[str, str, object]] = field(default_factory=list)
     sent: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, status: int, document: object, **headers: str) -> None:
@@ -41,7 +41,7 @@ def control() -> Iterator[Control]:
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            state.asked.append((self.command, self.path, json.loads(body) if body else None))
+            state.requests.append((self.command, self.path, json.loads(body) if body else None))
             state.sent.append(dict(self.headers))
             self.send_response(state.status)
             for name, value in state.headers.items():
@@ -69,7 +69,7 @@ def control() -> Iterator[Control]:
 def announce(
     runs: Path, name: str, address: str = "http://127.0.0.1:9", **changes: Any
 ) -> ControlFile:
-    """Write the control file of a run that this process runs."""
+    """Write the control file of a run whose process is this one."""
     start_time = process_start_time(os.getpid())
     file = replace(
         ControlFile(
@@ -100,34 +100,34 @@ def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:
     two = announce(tmp_path, "two")
     assert two == client.find(tmp_path, "two")
     with pytest.raises(
-        client.RunNotFoundError, match=r"2 runs are going on in .* \(one, two\): name one"
+        client.RunNotFoundError, match=r"2 runs are active in .* \(one, two\): name one"
     ):
         client.find(tmp_path, None)
 
 
-def test_a_run_whose_process_is_gone_is_not_going_on(tmp_path: Path) -> None:
+def test_a_run_without_its_process_is_not_active(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     announce(tmp_path, "gone", pid=gone.pid)
-    with pytest.raises(client.RunNotFoundError, match="run 'gone' was broken off"):
+    with pytest.raises(client.RunNotFoundError, match="run 'gone' crashed"):
         client.find(tmp_path, "gone")
 
 
-def test_a_run_that_was_killed_is_told_from_one_that_has_ended(tmp_path: Path) -> None:
+def test_a_killed_run_is_distinguished_from_one_that_ended(tmp_path: Path) -> None:
     announce(tmp_path, "killed", start_time=1)
     (tmp_path / "ended").mkdir()
-    announce(tmp_path, "going")
-    assert ["killed"] == client.broken_off(tmp_path)
+    announce(tmp_path, "active")
+    assert ["killed"] == client.crashed(tmp_path)
     with pytest.raises(
         client.RunNotFoundError,
-        match=r"'killed' was broken off \(tianflow train --resume killed goes on .*: going$",
+        match=r"'killed' crashed \(continue with `tianflow train --resume killed`\).*: active$",
     ):
         client.find(tmp_path, "killed")
-    for name, told in (
-        ("killed", "was broken off"),
+    for name, state in (
+        ("killed", "crashed"),
         ("ended", "has ended"),
-    ):  # and neither is taken for a section
-        with pytest.raises(client.RunNotFoundError, match=told):
+    ):  # neither counts as a section
+        with pytest.raises(client.RunNotFoundError, match=state):
             client.get(tmp_path, [name])
 
 
@@ -136,7 +136,7 @@ def test_a_run_whose_process_id_was_used_again_has_ended(tmp_path: Path) -> None
     assert {} == client.running(tmp_path)
 
 
-def test_a_killed_process_has_ended_before_its_parent_looks() -> None:
+def test_a_killed_process_has_ended_before_its_parent_waits_for_it() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     assert process_start_time(child.pid) is not None
     child.kill()
@@ -145,28 +145,28 @@ def test_a_killed_process_has_ended_before_its_parent_looks() -> None:
     child.wait()
 
 
-def test_a_torn_control_file_is_no_run(tmp_path: Path) -> None:
+def test_a_torn_control_file_is_ignored(tmp_path: Path) -> None:
     announce(tmp_path, "one")
     (tmp_path / "one" / "control.json").write_text("{")
     assert {} == client.running(tmp_path)
 
 
-def test_an_unknown_run_is_told_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_run_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     announce(tmp_path, "cartpole-1")
     with pytest.raises(
-        client.RunNotFoundError, match="'cartpol-1' is not known; .*did you mean 'cartpole-1'"
+        client.RunNotFoundError, match="'cartpol-1' does not exist; .*did you mean 'cartpole-1'"
     ):
         client.find(tmp_path, "cartpol-1")
 
 
 @pytest.mark.parametrize("name", ["", "..", "."])
-def test_a_run_is_a_name_and_no_path(tmp_path: Path, name: str) -> None:
-    with pytest.raises(client.RunNotFoundError, match="is not known"):
+def test_a_run_is_a_name_not_a_path(tmp_path: Path, name: str) -> None:
+    with pytest.raises(client.RunNotFoundError, match="does not exist"):
         client.find(tmp_path, name)
 
 
-def test_without_a_folder_of_runs_none_is_going_on(tmp_path: Path) -> None:
-    with pytest.raises(client.RunNotFoundError, match="0 runs are going on"):
+def test_without_a_directory_of_runs_none_is_active(tmp_path: Path) -> None:
+    with pytest.raises(client.RunNotFoundError, match="0 runs are active"):
         client.find(tmp_path / "nowhere", None)
 
 
@@ -175,7 +175,7 @@ def test_only_its_owner_may_read_a_control_file(tmp_path: Path) -> None:
     assert 0o600 == (tmp_path / "one" / "control.json").stat().st_mode & 0o777
 
 
-# Asking
+# Requests
 # --------------------------------------------------------------------------------------------------
 
 
@@ -185,12 +185,12 @@ def test_a_change_is_a_merge_patch_with_the_token(tmp_path: Path, control: Contr
     assert {"max_staleness": 4, "generation": "7"} == client.change(
         contact, "balance", {"max_staleness": 4}
     )
-    assert [("PATCH", "/api/v1/runs/one/balance", {"max_staleness": 4})] == control.asked
+    assert [("PATCH", "/api/v1/runs/one/balance", {"max_staleness": 4})] == control.requests
     assert "application/merge-patch+json" == control.sent[0]["Content-Type"]
     assert "Bearer secret" == control.sent[0]["Authorization"]
 
 
-def test_a_proxy_of_the_environment_is_not_asked(
+def test_a_proxy_of_the_environment_is_not_used(
     tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
@@ -205,9 +205,10 @@ def test_every_section_with_live_settings_has_a_resource() -> None:
     assert LIVE.keys() == client.RESOURCES.keys()
 
 
-def test_a_section_without_live_settings_is_refused_before_anyone_is_asked() -> None:
+def test_a_section_without_live_settings_is_refused_without_a_request() -> None:
     with pytest.raises(
-        ConfigError, match="blance: has no settings that change .* did you mean 'balance'"
+        ConfigError,
+        match="blance: does not name a section with live settings; .* did you mean 'balance'",
     ):
         client.resource("blance")
 
@@ -218,7 +219,7 @@ def refusal(contact: ControlFile) -> client.RequestError:
     return caught.value
 
 
-def test_a_problem_document_is_told_in_words(tmp_path: Path, control: Control) -> None:
+def test_a_problem_document_becomes_a_message(tmp_path: Path, control: Control) -> None:
     wrong = {
         "path": "balance.max_staleness",
         "value": -1,
@@ -243,7 +244,7 @@ def test_a_problem_document_is_told_in_words(tmp_path: Path, control: Control) -
     ("status", "bad"),
     [(400, True), (422, True), (401, False), (404, False), (409, False), (503, False)],
 )
-def test_only_a_request_that_is_wrong_in_itself_is_bad(
+def test_only_an_invalid_request_is_bad(
     tmp_path: Path, control: Control, status: int, bad: bool
 ) -> None:
     control.answer(status, {"title": "No", "detail": "because"})
@@ -252,7 +253,7 @@ def test_only_a_request_that_is_wrong_in_itself_is_bad(
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b'{"errors": 3}', b"\xff"])
-def test_a_refusal_that_is_no_problem_document_tells_its_status(
+def test_a_refusal_without_a_problem_document_shows_its_status(
     tmp_path: Path, control: Control, body: bytes
 ) -> None:
     control.status, control.body = 502, body
@@ -260,9 +261,11 @@ def test_a_refusal_that_is_no_problem_document_tells_its_status(
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b"\xff"])
-def test_an_answer_that_is_no_object_is_told(tmp_path: Path, control: Control, body: bytes) -> None:
+def test_an_answer_that_is_not_an_object_is_an_error(
+    tmp_path: Path, control: Control, body: bytes
+) -> None:
     control.body = body
-    assert "is no JSON object" in str(refusal(announce(tmp_path, "one", control.address)))
+    assert "is not a JSON object" in str(refusal(announce(tmp_path, "one", control.address)))
 
 
 def test_a_run_that_does_not_answer_is_named(tmp_path: Path) -> None:
@@ -276,7 +279,7 @@ def test_a_run_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 def announce_service(runs: Path, address: str) -> ControlFile:
-    """Write the file of a service that this process runs."""
+    """Write the file of a service whose process is this one."""
     start_time = process_start_time(os.getpid())
     file = ControlFile(
         run="",
@@ -290,32 +293,34 @@ def announce_service(runs: Path, address: str) -> ControlFile:
     return file
 
 
-def test_a_run_that_waits_or_has_ended_is_found_through_its_service(
+def test_a_pending_or_finished_run_is_found_through_its_service(
     tmp_path: Path, control: Control
 ) -> None:
     announce_service(tmp_path, control.address)
     control.answer(200, {"id": "two words", "state": "pending"})
     found = client.find(tmp_path, "two words")
     assert ("two words", control.address, "secret") == (found.run, found.address, found.token)
-    assert [("GET", "/api/v1/runs/two%20words", None)] == control.asked
+    assert [("GET", "/api/v1/runs/two%20words", None)] == control.requests
     assert client.find(tmp_path, "two words") == found
 
 
-def test_a_run_that_no_service_knows_is_not_known(tmp_path: Path, control: Control) -> None:
+def test_a_run_that_the_service_does_not_know_does_not_exist(
+    tmp_path: Path, control: Control
+) -> None:
     announce_service(tmp_path, control.address)
     control.answer(404, {"title": "Not Found"})
-    with pytest.raises(client.RunNotFoundError, match="run 'zzz' is not known"):
+    with pytest.raises(client.RunNotFoundError, match="run 'zzz' does not exist"):
         client.find(tmp_path, "zzz")
 
 
-def test_a_run_that_goes_on_is_asked_itself(tmp_path: Path, control: Control) -> None:
+def test_an_active_run_answers_itself(tmp_path: Path, control: Control) -> None:
     announce_service(tmp_path, control.address)
     own = announce(tmp_path, "one")
     assert own == client.find(tmp_path, "one")
-    assert [] == control.asked
+    assert [] == control.requests
 
 
-def test_a_service_that_is_gone_is_none(tmp_path: Path) -> None:
+def test_a_service_without_its_process_is_ignored(tmp_path: Path) -> None:
     file = announce_service(tmp_path, "http://127.0.0.1:9")
     assert file == client.service(tmp_path)
     replace(file, start_time=1).write(tmp_path, SERVICE)
@@ -329,7 +334,7 @@ def test_all_runs_are_read_page_by_page(
         "/api/v1/runs": {"runs": [{"id": "b"}], "next": "/api/v1/runs?before=2"},
         "/api/v1/runs?before=2": {"runs": [{"id": "a"}], "next": None},
     }
-    monkeypatch.setattr(client, "ask", lambda _contact, _method, path: pages[path])
+    monkeypatch.setattr(client, "send", lambda _contact, _method, path: pages[path])
     assert ["b", "a"] == [
         run["id"] for run in client.all_runs(announce_service(tmp_path, control.address))
     ]

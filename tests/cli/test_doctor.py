@@ -28,7 +28,7 @@ def control_file(directory: Path, start_time: int | None) -> None:
     ).write(directory)
 
 
-def test_runs_that_go_on_are_told_from_those_that_died(tmp_path: Path) -> None:
+def test_active_runs_are_distinguished_from_crashed_ones(tmp_path: Path) -> None:
     control_file(tmp_path / "alive", process_start_time(os.getpid()))
     control_file(tmp_path / "dead", 1)
     assert [("run alive", "ok"), ("run dead", "warning")] == [
@@ -65,19 +65,19 @@ def test_shared_memory_that_cannot_be_made_is_a_problem(monkeypatch: pytest.Monk
     assert doctor.shared_memory().level == "problem"
 
 
-def test_a_folder_that_cannot_be_written_is_a_problem(
+def test_a_directory_that_cannot_be_written_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "ok" == doctor.place(tmp_path / "not" / "yet").level
-    monkeypatch.setattr(doctor, "ROOM", 2**80)
-    assert "warning" == doctor.place(tmp_path).level
+    assert "ok" == doctor.directory(tmp_path / "not" / "yet").level
+    monkeypatch.setattr(doctor, "MINIMUM_FREE", 2**80)
+    assert "warning" == doctor.directory(tmp_path).level
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "problem" == doctor.place(tmp_path).level
+    assert "problem" == doctor.directory(tmp_path).level
     (tmp_path / "file").touch()
-    assert "problem" == doctor.place(tmp_path / "file" / "runs").level
+    assert "problem" == doctor.directory(tmp_path / "file" / "runs").level
 
 
-def test_every_extra_of_the_package_is_looked_for() -> None:
+def test_every_extra_of_the_package_is_checked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert set(project["optional-dependencies"]) - {"bench", "dev"} == set(doctor.EXTRAS)
 

@@ -1,5 +1,5 @@
-"""``tianflow events``: every event once, in order, over connections that break, until the run has
-ended.
+"""``tianflow events`` prints every event once, in order, until the run ends, also over connections
+that break.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from tests.cli.test_client import announce
 from tianflow.cli import client
 from tianflow.cli import events as following
-from tianflow.cli.events import StreamedEvent, listen, parse
+from tianflow.cli.client import StreamedEvent, parse
+from tianflow.cli.events import line, listen
 from tianflow.cli.main import app
 from tianflow.core.events import EpisodesFinished, UpdateFinished
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
@@ -29,14 +30,14 @@ from tianflow.server.common.event_feed import kind_of
 
 @dataclass
 class Script:
-    """A server of events that answers each connection with the next of ``answers``; after the last
-    one the run has ended.
+    """A server of events that answers each connection with the next of ``answers``; the run ends with
+    the last one.
     """
 
     directory: Path
     address: str = ""
     answers: list[tuple[int, bytes]] = field(default_factory=list)
-    asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     on_answer: list[ControlFile | None] = field(default_factory=list)
 
 
@@ -47,14 +48,14 @@ def script(tmp_path: Path) -> Iterator[Script]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             headers = self.headers
-            script.asked.append(
+            script.requests.append(
                 (self.path, headers.get("Last-Event-ID"), headers.get("Authorization"))
             )
             status, body = script.answers.pop(0)
             if not script.answers:
                 (script.directory / "control.json").unlink()
-            elif script.on_answer and (made := script.on_answer.pop(0)) is not None:
-                made.write(script.directory)
+            elif script.on_answer and (file := script.on_answer.pop(0)) is not None:
+                file.write(script.directory)
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
@@ -79,10 +80,10 @@ def sse(number: int, kind: str = "host-exited", **data: Any) -> bytes:
 
 
 def numbers(runs: Path, *, follow: bool = True) -> list[int]:
-    return [told.number for told in listen(runs, None, follow=follow, pause=0.0)]
+    return [event.number for event in listen(runs, None, follow=follow, pause=0.0)]
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(
+def test_a_broken_connection_is_resumed_after_its_last_event(
     script: Script, tmp_path: Path
 ) -> None:
     whole = sse(3)
@@ -97,24 +98,24 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(
         (path, "0", "Bearer secret"),
         (path, "2", "Bearer secret"),
         (path, "4", "Bearer secret"),
-    ] == script.asked
+    ] == script.requests
 
 
 def test_without_following_one_connection_is_enough(script: Script, tmp_path: Path) -> None:
     script.answers = [(200, sse(1) + sse(2)), (200, sse(3))]
     assert [1, 2] == numbers(tmp_path, follow=False)
-    assert ["/api/v1/runs/one/events?follow=false"] == [path for path, _, _ in script.asked]
+    assert ["/api/v1/runs/one/events?follow=false"] == [path for path, _, _ in script.requests]
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_server_that_is_busy_is_asked_again_when_following(
+def test_a_busy_server_is_retried_when_following(
     script: Script, tmp_path: Path, status: int
 ) -> None:
     script.answers = [(status, b'{"title": "Busy", "detail": "later"}'), (200, sse(1)), (200, b"")]
     assert [1] == numbers(tmp_path)
 
 
-def test_a_refusal_is_told_as_the_server_tells_it(script: Script, tmp_path: Path) -> None:
+def test_a_refusal_is_shown_in_the_words_of_the_server(script: Script, tmp_path: Path) -> None:
     script.answers = [
         (401, b'{"title": "Unauthorized", "detail": "A token is needed."}'),
         (200, b""),
@@ -123,16 +124,18 @@ def test_a_refusal_is_told_as_the_server_tells_it(script: Script, tmp_path: Path
         numbers(tmp_path)
 
 
-def test_a_server_that_never_answers_is_given_up(
+def test_the_command_fails_after_some_connections_without_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "TRIES", 3)
     announce(tmp_path, "one", "http://127.0.0.1:9")
-    with pytest.raises(client.RequestError, match="does not tell its events: .*refused"):
+    with pytest.raises(client.RequestError, match="run 'one' at .* does not answer: .*refused"):
         numbers(tmp_path)
 
 
-def test_another_process_of_the_run_counts_anew(script: Script, tmp_path: Path) -> None:
+def test_another_process_of_the_run_numbers_its_events_from_1(
+    script: Script, tmp_path: Path
+) -> None:
     ours = ControlFile.read(script.directory)
     assert ours is not None
     parent = os.getppid()
@@ -140,12 +143,12 @@ def test_another_process_of_the_run_counts_anew(script: Script, tmp_path: Path) 
     script.answers = [(200, sse(7)), (200, sse(1)), (200, b"")]
     seen = list(listen(tmp_path, None, follow=True, pause=0.0))
     assert [(7, "host-exited"), (0, "lost"), (1, "host-exited")] == [
-        (told.number, told.kind) for told in seen
+        (event.number, event.kind) for event in seen
     ]
-    assert ["0", "0", "1"] == [number for _, number, _ in script.asked]
+    assert ["0", "0", "1"] == [number for _, number, _ in script.requests]
 
 
-def test_a_run_that_a_service_starts_is_waited_for_and_nothing_of_it_is_lost(
+def test_events_of_a_run_that_a_service_is_starting_are_not_lost(
     script: Script, tmp_path: Path
 ) -> None:
     ours = ControlFile.read(script.directory)
@@ -160,7 +163,7 @@ def test_a_run_that_a_service_starts_is_waited_for_and_nothing_of_it_is_lost(
     ]
     script.answers = [(200, b'{"id": "one"}'), (503, b""), (503, b""), (200, sse(1)), (200, b"")]
     seen = list(listen(tmp_path, "one", follow=True, pause=0.0))
-    assert [(1, "host-exited")] == [(told.number, told.kind) for told in seen]
+    assert [(1, "host-exited")] == [(event.number, event.kind) for event in seen]
 
 
 @pytest.mark.parametrize(
@@ -173,9 +176,9 @@ def test_a_run_that_a_service_starts_is_waited_for_and_nothing_of_it_is_lost(
         b"\xff\n",
     ],
 )
-def test_what_is_no_event_is_an_error(script: Script, tmp_path: Path, body: bytes) -> None:
+def test_an_invalid_event_is_an_error(script: Script, tmp_path: Path, body: bytes) -> None:
     script.answers = [(200, body), (200, b"")]
-    with pytest.raises(client.RequestError, match="does not tell its events"):
+    with pytest.raises(client.RequestError, match="sent an invalid event"):
         numbers(tmp_path, follow=False)
 
 
@@ -184,13 +187,13 @@ def test_a_line_without_end_is_refused() -> None:
         list(parse(io.BytesIO(b"data: " + b"x" * 2**21)))  # type: ignore[arg-type] # it reads lines
 
 
-def test_comments_are_no_events() -> None:
+def test_comments_are_not_events() -> None:
     stream = io.BytesIO(b":\n\n: hello\n\nid: 1\n:\ndata: {}\n\n")
     assert [StreamedEvent(1, "message", {})] == list(parse(stream))  # type: ignore[arg-type] # it reads lines
 
 
 def test_an_event_is_a_line() -> None:
-    told = StreamedEvent(
+    event = StreamedEvent(
         1,
         "evaluation-finished",
         {
@@ -203,14 +206,15 @@ def test_an_event_is_a_line() -> None:
     )
     assert (
         "evaluation-finished mean_return=0.33333 returns=[1, 1, 1, 1, 1, … 9] reason=- "
-        'message="two words"' == told.line().split(" ", 1)[1]
+        'message="two words"' == line(event).split(" ", 1)[1]
     )
 
 
-def test_whatever_an_environment_says_is_one_line_and_no_command_of_a_terminal() -> None:
-    line = StreamedEvent(3, "host-failed", {"error": "a\nb\x1b[2J\u202ec", "where": "ünder"}).line()
-    assert line.isprintable()
-    assert line.endswith('error="a\\nb\\u001b[2J\\u202ec" where=ünder')
+def test_a_text_of_an_environment_is_one_line_without_control_sequences() -> None:
+    data = {"error": "a\nb\x1b[2J\u202ec", "where": "ünder"}
+    text = line(StreamedEvent(3, "host-failed", data))
+    assert text.isprintable()
+    assert text.endswith('error="a\\nb\\u001b[2J\\u202ec" where=ünder')
 
 
 def test_the_command_prints_lines_or_json(script: Script, tmp_path: Path) -> None:
@@ -224,9 +228,7 @@ def test_the_command_prints_lines_or_json(script: Script, tmp_path: Path) -> Non
     )
 
 
-def test_in_brief_what_comes_several_times_a_second_is_left_out(
-    script: Script, tmp_path: Path
-) -> None:
+def test_a_brief_list_has_no_updates_and_episodes(script: Script, tmp_path: Path) -> None:
     kinds = [kind_of(UpdateFinished), "settings-changed", kind_of(EpisodesFinished)]
     script.answers = [
         (200, b"".join(sse(number, kind) for number, kind in enumerate(kinds, start=1)))
@@ -239,4 +241,4 @@ def test_in_brief_what_comes_several_times_a_second_is_left_out(
 def test_the_command_fails_readably_without_a_run(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["events", "nowhere", "--runs-dir", str(tmp_path)])
     assert 1 == shown.exit_code
-    assert "'nowhere' is not known" in shown.output
+    assert "'nowhere' does not exist" in shown.output

@@ -34,19 +34,19 @@ def run(*arguments: str) -> Result:
 
 
 class Api(ModuleType):
-    """Stands in for the module that trains, and remembers what it was asked to."""
+    """Stands in for the module that trains, and records its calls."""
 
     def __init__(self) -> None:
         super().__init__("tianflow.cli.train")
-        self.asked: list[tuple[Any, dict[str, Any]]] = []
+        self.calls: list[tuple[Any, dict[str, Any]]] = []
         self.code = 0
         self.error: Exception | None = None
 
     def run(self, config: object, **options: object) -> int:
         return self._answer(config, options)
 
-    def _answer(self, what: object, options: dict[str, Any]) -> int:
-        self.asked.append((what, options))
+    def _answer(self, config: object, options: dict[str, Any]) -> int:
+        self.calls.append((config, options))
         if self.error is not None:
             raise self.error
         return self.code
@@ -64,7 +64,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_train_hands_over_the_config_and_what_was_wished(api: Api, tmp_path: Path) -> None:
+def test_train_passes_on_the_config_and_its_options(api: Api, tmp_path: Path) -> None:
     done = run(
         "train",
         "cartpole_ppo",
@@ -76,7 +76,7 @@ def test_train_hands_over_the_config_and_what_was_wished(api: Api, tmp_path: Pat
         "--runs-dir",
         str(tmp_path),
     )
-    wishes = {
+    options = {
         "resume": None,
         "runs_dir": tmp_path,
         "http": False,
@@ -85,23 +85,23 @@ def test_train_hands_over_the_config_and_what_was_wished(api: Api, tmp_path: Pat
         "require_target": True,
         "until_eof": False,
     }
-    assert (0, [(load_config("cartpole_ppo", ["run.seed=7"]), wishes)]) == (
+    assert (0, [(load_config("cartpole_ppo", ["run.seed=7"]), options)]) == (
         done.exit_code,
-        api.asked,
+        api.calls,
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "served"), [([], True), (["--no-http"], False), (["http.enabled=false"], False)]
 )
-def test_control_is_served_unless_file_or_flag_say_no(
+def test_control_is_served_unless_config_or_flag_disable_it(
     api: Api, arguments: list[str], served: bool
 ) -> None:
     run("train", "cartpole_ppo", *arguments)
-    assert served == api.asked[0][1]["http"]
+    assert served == api.calls[0][1]["http"]
 
 
-def test_what_a_config_costs_is_told_before_training(api: Api) -> None:
+def test_the_costs_of_a_config_are_shown_before_training(api: Api) -> None:
     assert run("train", "cartpole_ppo", "actors.count=4").stderr.startswith(
         "note: with A = 4 actors"
     )
@@ -126,9 +126,7 @@ def test_a_failed_run_ends_with_its_first_error(api: Api) -> None:
 @pytest.mark.parametrize(
     ("error", "code"), [(CheckpointError("torn"), 2), (StateConflictError("has ended"), 1)]
 )
-def test_errors_raised_on_purpose_are_one_line_and_a_code(
-    api: Api, error: Exception, code: int
-) -> None:
+def test_expected_errors_are_one_line_and_a_code(api: Api, error: Exception, code: int) -> None:
     api.error = error
     done = run("train", "cartpole_ppo")
     assert (code, f"{error}\n", "") == (done.exit_code, done.stderr, done.stdout)
@@ -142,7 +140,7 @@ REFUSED: list[tuple[OSError, str]] = [
 
 
 @pytest.mark.parametrize(("error", "line"), REFUSED)
-def test_what_the_system_refuses_is_one_line(api: Api, error: OSError, line: str) -> None:
+def test_a_refusal_of_the_system_is_one_line(api: Api, error: OSError, line: str) -> None:
     api.error = error
     done = run("train", "cartpole_ppo")
     assert (1, line, "") == (done.exit_code, done.stderr, done.stdout)
@@ -151,7 +149,7 @@ def test_what_the_system_refuses_is_one_line(api: Api, error: OSError, line: str
 @pytest.mark.parametrize(
     "command", [["report"], ["status"], ["diagnose"], ["eval"], ["train", "--resume"]]
 )
-def test_a_name_that_no_disk_takes_is_one_line(tmp_path: Path, command: list[str]) -> None:
+def test_a_name_that_is_too_long_is_one_line(tmp_path: Path, command: list[str]) -> None:
     done = run(*command, "x" * 300, "--runs-dir", str(tmp_path))
     assert (1, 1) == (done.exit_code, len(done.stderr.splitlines()))
     assert "File name too long" in done.stderr
@@ -159,7 +157,7 @@ def test_a_name_that_no_disk_takes_is_one_line(tmp_path: Path, command: list[str
 
 def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) -> None:
     done = run("train", "cartpole_ppo", "env.num_env=3", "actors.count=-1")
-    assert (2, []) == (done.exit_code, api.asked)
+    assert (2, []) == (done.exit_code, api.calls)
     first, second = done.stderr.splitlines()
     assert first.startswith("env.num_env = 3: is not a setting; accepted: one of failure_window_s")
     assert first.endswith("did you mean 'num_envs'?")
@@ -167,9 +165,7 @@ def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) 
 
 
 def saved_run(folder: Path) -> Path:
-    """A run that was started with seed 5 and bound 1, whose bound was 3 when the checkpoint was
-    written and 4 when it was killed.
-    """
+    """A run with seed 5, whose bound was 1 at the start, 3 at the checkpoint and 4 at the end."""
     (folder / "a-run" / "checkpoints").mkdir(parents=True)
     config = load_config("cartpole_ppo", ["run.seed=5"])
     write_config(folder / "a-run", with_changes(config, {"balance": {"max_staleness": 4}}))
@@ -188,46 +184,44 @@ def saved_run(folder: Path) -> Path:
 
 def test_a_resumed_run_needs_no_config(api: Api, tmp_path: Path) -> None:
     checkpoint = saved_run(tmp_path)
-    for wish in ("a-run", str(checkpoint), str(tmp_path / "a-run")):
-        assert 0 == run("train", "--resume", wish, "--runs-dir", str(tmp_path)).exit_code
-    assert [5, 5, 5] == [config.run.seed for config, _ in api.asked]
+    for name in ("a-run", str(checkpoint), str(tmp_path / "a-run")):
+        assert 0 == run("train", "--resume", name, "--runs-dir", str(tmp_path)).exit_code
+    assert [5, 5, 5] == [config.run.seed for config, _ in api.calls]
 
 
-def test_a_resumed_run_keeps_what_was_changed_while_it_went_on(api: Api, tmp_path: Path) -> None:
-    """A run goes on with what was in force last, a checkpoint that is named with what was in force
-    then.
-    """
+def test_a_resumed_run_keeps_its_changed_settings(api: Api, tmp_path: Path) -> None:
+    """A run continues with its last settings, a checkpoint with the settings it was written with."""
     checkpoint = saved_run(tmp_path)
-    for wish in ("a-run", str(tmp_path / "a-run"), str(checkpoint)):
-        run("train", "--resume", wish, "--runs-dir", str(tmp_path))
-    assert [4, 4, 3] == [config.bound for config, _ in api.asked]
+    for name in ("a-run", str(tmp_path / "a-run"), str(checkpoint)):
+        run("train", "--resume", name, "--runs-dir", str(tmp_path))
+    assert [4, 4, 3] == [config.bound for config, _ in api.calls]
 
 
-def test_a_run_that_lost_its_config_goes_on_with_that_of_its_checkpoint(
+def test_a_run_without_its_config_continues_with_that_of_its_checkpoint(
     api: Api, tmp_path: Path
 ) -> None:
     saved_run(tmp_path)
     (tmp_path / "a-run" / "config.toml").unlink()
     run("train", "--resume", "a-run", "--runs-dir", str(tmp_path))
-    assert 3 == api.asked[0][0].bound
+    assert 3 == api.calls[0][0].bound
 
 
 @pytest.mark.parametrize(
     "text", [b"", b'[env]\nid = "CartPo', b"\xff\xfe", b"a = " + b"[" * 100_000]
 )
-def test_a_run_whose_config_is_spoiled_goes_on_with_that_of_its_checkpoint_and_says_so(
+def test_a_run_with_a_corrupt_config_continues_with_that_of_its_checkpoint_and_says_so(
     api: Api, tmp_path: Path, text: bytes
 ) -> None:
     saved_run(tmp_path)
     (tmp_path / "a-run" / "config.toml").write_bytes(text)
     assert 0 == run("train", "--resume", "a-run", "--runs-dir", str(tmp_path)).exit_code
-    assert 3 == api.asked[0][0].bound
-    configure(stream=(told := io.StringIO()))
+    assert 3 == api.calls[0][0].bound
+    configure(stream=(log := io.StringIO()))
     assert settings_in_force("a-run", tmp_path) is None
-    assert "those of the checkpoint are used" in told.getvalue()
+    assert "those of the checkpoint are used" in log.getvalue()
 
 
-def test_a_resumed_run_may_be_given_other_settings(api: Api, tmp_path: Path) -> None:
+def test_settings_of_a_resumed_run_can_be_overridden(api: Api, tmp_path: Path) -> None:
     saved_run(tmp_path)
     run(
         "train",
@@ -238,28 +232,28 @@ def test_a_resumed_run_may_be_given_other_settings(api: Api, tmp_path: Path) -> 
         "--runs-dir",
         str(tmp_path),
     )
-    config, options = api.asked[0]
+    config, options = api.calls[0]
     assert (9, 6, "a-run") == (config.bound, config.run.seed, options["resume"])
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "before"),
     [
         ("run.max_seconds=4", "(4 before)"),
         ("run.max_seconds=5", ""),
         ("run.max_updates=10", "(10 before)"),
     ],
 )
-def test_a_resumed_run_whose_limit_is_used_up_is_told_so(
-    api: Api, tmp_path: Path, limit: str, told: str
+def test_a_note_names_the_limit_that_a_resumed_run_has_used_up(
+    api: Api, tmp_path: Path, limit: str, before: str
 ) -> None:
-    """It ends as soon as it begins, which is not what somebody wants who lets it go on."""
+    """It would end at once."""
     saved_run(tmp_path)
     done = run("train", limit, "--resume", "a-run", "--runs-dir", str(tmp_path))
     assert 0 == done.exit_code
-    assert [1 if told else 0] == [
+    assert [1 if before else 0] == [
         done.stderr.count(
-            f"note: {limit.replace('=', ' = ')} is used up {told}, so nothing will be trained"
+            f"note: {limit.replace('=', ' = ')} is used up {before}, so nothing will be trained"
         )
     ]
 
@@ -269,29 +263,29 @@ def test_a_resumed_run_whose_limit_is_used_up_is_told_so(
     [["train"], ["train", "--resume", "nothing"], ["train", "--no-such-flag"], ["no-such-command"]],
 )
 def test_bad_usage_is_code_2(api: Api, arguments: list[str]) -> None:
-    assert (2, []) == (run(*arguments).exit_code, api.asked)
+    assert (2, []) == (run(*arguments).exit_code, api.calls)
 
 
-def test_eval_plays_the_episodes_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_eval_plays_the_given_number_of_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
     result = {"episodes": 7, "mean_return": 3.5}
     monkeypatch.setattr(
-        "tianflow.cli.eval.evaluated",
-        lambda *what, **options: asked.append((*what, options)) or result,
+        "tianflow.cli.eval.evaluate_checkpoint",
+        lambda *given, **options: calls.append((*given, options)) or result,
     )
     done = run("eval", "a-run", "--episodes", "7")
     assert (0, "mean return 3.50 over 7 episodes\n") == (done.exit_code, done.stdout)
     assert result == json.loads(run("eval", "a-run", "--episodes", "7", "--json").stdout)
     assert [
         ("a-run", {"episodes": 7, "runs_dir": Path("runs"), "video": None, "video_episodes": 3})
-    ] * 2 == asked
+    ] * 2 == calls
 
 
 # validate and config
 # ------------------------------------------------------------------------------------------------
 
 
-def test_validate_looks_for_what_a_sink_needs() -> None:
+def test_validate_checks_the_packages_of_a_sink() -> None:
     done = run("validate", "cartpole_ppo", 'metrics.sinks=["tests.observability.test_sinks:Needy"]')
     assert 2 == done.exit_code
     assert (
@@ -300,13 +294,10 @@ def test_validate_looks_for_what_a_sink_needs() -> None:
     )
 
 
-def test_validate_tells_environment_and_costs() -> None:
+def test_validate_shows_environment_and_costs() -> None:
     done = run("validate", "cartpole_ppo", "actors.count=4")
     assert 0 == done.exit_code
-    assert (
-        "environment: CartPole-v1, 32 of them, observation float32[4]; discrete actions"
-        in done.stdout
-    )
+    assert "environment: 32 x CartPole-v1, observation float32[4]; discrete actions" in done.stdout
     assert "note: with A = 4 actors" in done.stdout
     assert done.stdout.endswith("cartpole_ppo: valid\n")
 
@@ -317,7 +308,7 @@ def test_validate_refuses_what_does_not_fit_the_environment() -> None:
     assert done.stderr.startswith("network.name = 'nature_cnn'")
 
 
-def test_config_show_prints_what_can_be_read_back() -> None:
+def test_the_output_of_config_show_can_be_read_back() -> None:
     config = load_config("cartpole_ppo", ["run.seed=7"])
     for flags in ([], ["--resolved"]):
         assert config == load_config(
@@ -330,13 +321,15 @@ def test_config_show_resolved_prints_the_defaults_too() -> None:
     assert "straggler_patience" not in run("config", "show", "cartpole_ppo").stdout
 
 
-def test_config_show_resolved_names_every_setting_also_those_that_are_not_set() -> None:
-    told = run("config", "show", "cartpole_ppo", "--resolved").stdout
-    assert "# credits is not set" in told
+def test_config_show_resolved_names_every_setting_also_unset_ones() -> None:
+    shown = run("config", "show", "cartpole_ppo", "--resolved").stdout
+    assert "# credits is not set" in shown
     config = load_config("cartpole_ppo")
     settings = [key for section in config.model_dump().values() for key in section if key != "name"]
     assert [] == [
-        key for key in settings if f"\n{key} = " not in told and f"\n# {key} is not set" not in told
+        key
+        for key in settings
+        if f"\n{key} = " not in shown and f"\n# {key} is not set" not in shown
     ]
 
 
@@ -348,13 +341,13 @@ class MyEnv(CounterEnv):
 """
 
 
-def test_a_config_may_name_a_module_of_the_folder_that_the_command_is_called_in(
+def test_a_config_may_name_a_module_of_the_current_directory(
     tmp_path: Path,
 ) -> None:
-    """A script's own folder is on the path of Python, the folder it is called in is not."""
+    """Python's path holds the directory of a script, not the current directory."""
     (tmp_path / "my_env.py").write_text(OWN)
     (tmp_path / "typer.py").write_text(
-        "raise ImportError('a module of that folder hides an installed one')"
+        "raise ImportError('a module of that directory shadows an installed one')"
     )
     script = [sys.executable, "-P", "-c", "from tianflow.cli.main import main; main()"]
     root = ROOT
@@ -367,18 +360,18 @@ def test_a_config_may_name_a_module_of_the_folder_that_the_command_is_called_in(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert (0, "") == (done.returncode, done.stderr)
-    assert "environment: my_env:MyEnv, 32 of them" in done.stdout
+    assert "environment: 32 x my_env:MyEnv" in done.stdout
 
 
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
 def test_a_command_does_not_need_the_standard_streams(
     tmp_path: Path, closed: tuple[int, ...]
 ) -> None:
-    """As cron jobs and daemons start it: the loop's own descriptors would otherwise be standard
+    """Cron jobs and daemons close them. The descriptors of the event loop would then be standard
     streams, and its library aborts.
     """
     closing = "; ".join(f"os.close({number})" for number in closed)
-    again = "os.execv(sys.executable, [sys.executable, '-m', 'tianflow', 'train', *sys.argv[1:]])"
+    restart = "os.execv(sys.executable, [sys.executable, '-m', 'tianflow', 'train', *sys.argv[1:]])"
     config = [
         "cartpole_ppo",
         "placement.launcher=inline",
@@ -389,7 +382,7 @@ def test_a_command_does_not_need_the_standard_streams(
     command = [
         sys.executable,
         "-c",
-        f"import os, sys; {closing}; {again}",
+        f"import os, sys; {closing}; {restart}",
         *config,
         "run.name=a",
         "--plain",
@@ -406,7 +399,7 @@ def test_a_command_does_not_need_the_standard_streams(
     assert "done" == json.loads((tmp_path / "a" / "summary.json").read_text())["state"]
 
 
-def test_a_file_as_standard_input_tells_of_no_end_and_is_refused(tmp_path: Path) -> None:
+def test_a_file_as_standard_input_is_refused_with_until_eof(tmp_path: Path) -> None:
     root = ROOT
     environment = {
         **os.environ,
@@ -439,10 +432,10 @@ def test_a_file_as_standard_input_tells_of_no_end_and_is_refused(tmp_path: Path)
 
 
 class Running:
-    """Runs that are going on, and what they were asked."""
+    """Active runs, and the requests to them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[tuple[str, str, str, object]] = []
+        self.requests: list[tuple[str, str, str, object]] = []
         self.answer: dict[str, Any] = {}
         self.error: Exception | None = None
         monkeypatch.setattr(client, "running", self.running)
@@ -459,7 +452,7 @@ class Running:
         path: str = "",
         body: Mapping[str, object] | None = None,
     ) -> dict[str, Any]:
-        self.asked.append((contact.run, method, path, body))
+        self.requests.append((contact.run, method, path, body))
         if self.error is not None:
             raise self.error
         return dict(self.answer)
@@ -477,17 +470,17 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
 
 @pytest.mark.parametrize("named", [[], ["one"]])
 @pytest.mark.parametrize("action", ["pause", "resume", "drain", "checkpoint", "stop"])
-def test_an_action_is_posted_and_answers_the_state_it_leads_to(
+def test_an_action_is_posted_and_prints_the_next_state(
     running: Running, action: str, named: list[str]
 ) -> None:
     running.answer = {"state": "pausing"}
     assert (
         "one: pausing"
-        + (", writes a checkpoint at the next boundary" if action == "checkpoint" else "")
+        + (", writes a checkpoint after the current update" if action == "checkpoint" else "")
         + "\n"
         == run(action, *named).stdout
     )
-    assert [("one", "POST", f"/{action}", None)] == running.asked
+    assert [("one", "POST", f"/{action}", None)] == running.requests
 
 
 @pytest.mark.parametrize(
@@ -507,12 +500,12 @@ def test_an_action_is_posted_and_answers_the_state_it_leads_to(
         (["balance.parameters.quiet_updates=3"], "/balance", {"parameters": {"quiet_updates": 3}}),
     ],
 )
-def test_set_changes_one_section_as_a_whole(
+def test_set_changes_one_section_atomically(
     running: Running, arguments: list[str], path: str, body: object
 ) -> None:
     running.answer = {"generation": "3"}
     done = run("set", *arguments)
-    assert (0, [("one", "PATCH", path, body)]) == (done.exit_code, running.asked)
+    assert (0, [("one", "PATCH", path, body)]) == (done.exit_code, running.requests)
     assert "generation 3" in done.stdout
 
 
@@ -533,16 +526,16 @@ def test_set_changes_one_section_as_a_whole(
         ["scale", "one", "actors=-1"],
     ],
 )
-def test_a_wish_that_cannot_be_meant_is_code_2_and_changes_nothing(
+def test_invalid_arguments_are_code_2_and_change_nothing(
     running: Running, arguments: list[str]
 ) -> None:
     done = run(*arguments)
     assert 2 == done.exit_code
     assert done.stderr
-    assert "PATCH" not in {method for _, method, _, _ in running.asked}
+    assert "PATCH" not in {method for _, method, _, _ in running.requests}
 
 
-def test_a_setting_that_is_misspelt_is_told_the_nearest_where_it_is_read_too(
+def test_a_misspelt_setting_is_refused_with_the_nearest_name_also_by_get(
     running: Running,
 ) -> None:
     running.answer = {"max_staleness": 1, "credits": None}
@@ -552,8 +545,8 @@ def test_a_setting_that_is_misspelt_is_told_the_nearest_where_it_is_read_too(
 
 
 def test_settings_of_two_sections_are_refused_by_their_names(running: Running) -> None:
-    told = run("set", "balance.credits=3", "actors.count=2").stderr
-    assert "settings of one section at a time, not of balance and actors" in told
+    message = run("set", "balance.credits=3", "actors.count=2").stderr
+    assert "names several sections (balance and actors)" in message
 
 
 def test_scale_sets_the_number_of_actors(running: Running) -> None:
@@ -562,7 +555,7 @@ def test_scale_sets_the_number_of_actors(running: Running) -> None:
     assert [
         ("one", "PATCH", "/actors", {"count": 16}),
         ("one", "PATCH", "/actors", {"count": 0}),
-    ] == running.asked
+    ] == running.requests
 
 
 def test_get_prints_settings_as_they_are_set(running: Running) -> None:
@@ -578,28 +571,28 @@ def test_get_prints_settings_as_they_are_set(running: Running) -> None:
     )
     assert "10.0\n" == run("get", "one", "balance.straggler_patience").stdout
     assert "unbounded" == json.loads(run("get", "balance.max_staleness", "--json").stdout)
-    assert [("one", "GET", "/balance", None)] * 3 == running.asked
+    assert [("one", "GET", "/balance", None)] * 3 == running.requests
 
 
-@pytest.mark.parametrize("wish", [[], ["one"]])
+@pytest.mark.parametrize("named", [[], ["one"]])
 def test_get_without_a_section_prints_all_as_they_are_set(
-    running: Running, wish: list[str]
+    running: Running, named: list[str]
 ) -> None:
     running.answer = {"slowdown": 0.0, "learning_rate": 1e-4, "generation": "3"}
-    told = run("get", *wish).stdout.splitlines()
+    lines = run("get", *named).stdout.splitlines()
     assert {
         "balance.slowdown = 0.0",
         "learner.slowdown = 0.0",
         "algorithm.learning_rate = 0.0001",
-    } <= set(told)
+    } <= set(lines)
     assert {
         ("one", "GET", f"/{part}", None)
         for part in ("actors", "balance", "evaluation", "learner", "replay", "weights")
-    } == set(running.asked)
-    assert 1e-4 == json.loads(run("get", *wish, "--json").stdout)["algorithm.learning_rate"]
+    } == set(running.requests)
+    assert 1e-4 == json.loads(run("get", *named, "--json").stdout)["algorithm.learning_rate"]
 
 
-def test_a_shell_is_told_how_names_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_completes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cartoon.toml").touch()
     (tmp_path / "carts").mkdir()
@@ -626,14 +619,14 @@ def test_a_shell_is_told_how_names_go_on(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("line", ["eval", "export", "report", "train --resume"])
-def test_a_shell_is_told_of_runs_that_have_ended_as_well(
+def test_a_shell_completes_finished_runs_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "over").mkdir(parents=True)
     (tmp_path / "runs" / "over" / "config.toml").touch()
-    for begun, found in (("o", "over"), ("runs/o", "runs/over"), ("x", "")):
-        words = f"tianflow {line} {begun}"
+    for prefix, found in (("o", "over"), ("runs/o", "runs/over"), ("x", "")):
+        words = f"tianflow {line} {prefix}"
         environment = {
             "_TIANFLOW_COMPLETE": "complete_bash",
             "COMP_WORDS": words,
@@ -646,7 +639,7 @@ def test_a_shell_is_told_of_runs_that_have_ended_as_well(
 
 
 @pytest.mark.parametrize("command", ["get", "set", "scale"])
-def test_a_shell_is_told_of_runs_whose_settings_can_be_changed(
+def test_a_shell_completes_runs_with_live_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -675,11 +668,11 @@ def test_an_interrupt_while_the_script_is_imported_shows_no_trace(
     assert (130, None) == (caught.value.code, caught.value.__cause__)
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert f"tianflow {tianflow.__version__}\n" == run("--version").stdout
 
 
-def test_a_refusal_is_told_on_stderr_with_its_code(running: Running) -> None:
+def test_a_refusal_is_printed_on_stderr_with_its_code(running: Running) -> None:
     running.error = client.RequestError("Invalid settings\nbalance.credits = 1: no", bad=True)
     done = run("set", "balance.credits=1")
     assert (2, "", "Invalid settings\nbalance.credits = 1: no\n") == (
@@ -691,7 +684,7 @@ def test_a_refusal_is_told_on_stderr_with_its_code(running: Running) -> None:
     assert 1 == run("pause").exit_code
 
 
-def test_a_run_that_is_not_going_on_is_code_1(running: Running) -> None:
+def test_a_run_that_is_not_active_is_code_1(running: Running) -> None:
     for arguments in (
         ["pause", "two"],
         ["get", "two", "balance"],
@@ -699,7 +692,7 @@ def test_a_run_that_is_not_going_on_is_code_1(running: Running) -> None:
         ["stop", "--runs-dir", "elsewhere"],
     ):
         assert 1 == run(*arguments).exit_code
-    assert [] == running.asked
+    assert [] == running.requests
 
 
 STATUS = {

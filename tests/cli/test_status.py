@@ -60,7 +60,7 @@ class Services:
     def all_runs(self, _holder: ControlFile) -> list[dict[str, Any]]:
         return self.runs
 
-    def ask(
+    def send(
         self,
         contact: ControlFile,
         method: str,
@@ -80,7 +80,7 @@ class Services:
 @pytest.fixture
 def services(monkeypatch: pytest.MonkeyPatch) -> Services:
     made = Services()
-    for name in ("service", "running", "request", "all_runs", "ask"):
+    for name in ("service", "running", "request", "all_runs", "send"):
         monkeypatch.setattr(client, name, getattr(made, name))
     return made
 
@@ -176,7 +176,7 @@ def test_a_run_that_was_broken_off_has_not_ended_whatever_an_earlier_life_left(
     )
     done = run("status", "killed", "--runs-dir", str(tmp_path))
     assert 1 == done.exit_code
-    assert "run 'killed' was broken off" in done.stderr
+    assert "run 'killed' crashed" in done.stderr
 
 
 def test_why_a_run_failed_stands_below_the_table(services: Services, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_submit_to_a_service_elsewhere_takes_the_token_of_the_environment(
 def test_what_is_no_address_is_refused_before_anything_is_sent(services: Services) -> None:
     done = run("submit", "cartpole_ppo", "--address", "there:1")
     assert (2, []) == (done.exit_code, services.asked)
-    assert "accepted: one like http://127.0.0.1:8080" in done.stderr
+    assert "accepted: an address such as http://127.0.0.1:8080" in done.stderr
 
 
 def test_submit_without_a_service_says_how_to_start_one(services: Services) -> None:

@@ -1,4 +1,4 @@
-"""Videos of a policy: whole episodes that play, beside returns that are those without."""
+"""Videos of a policy show whole episodes, and the returns are the same as without videos."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium"),
     pytest.mark.filterwarnings(
         "ignore::ResourceWarning:moviepy"
-    ),  # its reader leaves a closed process to the collector
+    ),  # its reader leaves a closed process to the garbage collector
 ]
 moviepy = pytest.importorskip("moviepy", reason="the extra video is not installed")
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="the extra video is not installed")
@@ -29,7 +29,7 @@ pytest.importorskip("pygame", reason="the extra video is not installed")
 
 
 class Drawn(CounterEnv):
-    """Episodes of 4 steps whose pictures tell the step by their brightness."""
+    """Episodes of 4 steps; the brightness of a frame gives the step."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - as gymnasium declares it
 
@@ -42,7 +42,7 @@ class Drawn(CounterEnv):
 
 
 class Vector(gymnasium.vector.SyncVectorEnv):
-    """Its single environments look otherwise: they have not the number of the episode."""
+    """Its single environments have another space, without the number of the episode."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__([Drawn] * num_envs)
@@ -64,7 +64,7 @@ def frames(path: Path) -> list[Any]:
         return list(clip.iter_frames())
 
 
-def test_episodes_of_cartpole_are_filmed_and_returns_are_those_without(tmp_path: Path) -> None:
+def test_episodes_of_cartpole_are_recorded_and_do_not_change_the_returns(tmp_path: Path) -> None:
     trained(tmp_path, {"id": "CartPole-v1", "kwargs": {"max_episode_steps": 30}})
     without = json.loads(run(tmp_path, "--episodes", "6", "--json").stdout)
     done = run(tmp_path, "--episodes", "6", "--json", "--video", str(tmp_path / "videos"))
@@ -101,13 +101,13 @@ def test_a_video_shows_every_step_of_its_episode_and_no_other(tmp_path: Path) ->
         np.testing.assert_allclose(brightness, [0.0, 40.0, 80.0, 120.0, 160.0], atol=6.0)
 
 
-def test_no_more_is_filmed_than_is_played(tmp_path: Path) -> None:
+def test_the_number_of_episodes_limits_the_number_of_videos(tmp_path: Path) -> None:
     trained(tmp_path, {"id": "tests.cli.test_video:Drawn"})
     run(tmp_path, "--episodes", "1", "--video", str(tmp_path))
     assert ["a-run-v1-0000000010-episode-0.mp4"] == [path.name for path in tmp_path.glob("*.mp4")]
 
 
-def test_videos_of_two_runs_lie_beside_each_other(tmp_path: Path) -> None:
+def test_videos_of_two_runs_have_different_names(tmp_path: Path) -> None:
     for name in ("one", "two"):
         trained(tmp_path / name, {"id": "tests.cli.test_video:Drawn"})
         (tmp_path / name / "a-run").rename(tmp_path / name / f"{name}-run")
@@ -145,14 +145,14 @@ def refused(folder: Path, video: Path) -> str:
             "unexpected keyword argument 'render_mode'",
         ),
         ({"id": "tests.cli.test_video:Vector", "vectorization": "auto"}, "creates a native vector"),
-        ({"id": "tests.cli.test_video:Drawn", "kwargs": {"picture": False}}, "gave no pictures"),
+        ({"id": "tests.cli.test_video:Drawn", "kwargs": {"picture": False}}, "rendered no frames"),
         (
             {"id": "ALE/Pong-v5"},
-            "a single one does not look as those do that come as a whole vector",
+            "a single environment has other spaces than the vectorised one",
         ),
     ],
 )
-def test_an_environment_that_cannot_be_filmed_is_named_and_nothing_is_left(
+def test_an_environment_that_cannot_be_recorded_is_named_and_leaves_no_files(
     tmp_path: Path, env: dict[str, Any], why: str
 ) -> None:
     network = (
@@ -161,9 +161,9 @@ def test_an_environment_that_cannot_be_filmed_is_named_and_nothing_is_left(
         else {}
     )
     trained(tmp_path, env, **network)
-    said = refused(tmp_path, tmp_path / "videos")
-    assert said.startswith(env["id"])
-    assert why in said
+    message = refused(tmp_path, tmp_path / "videos")
+    assert message.startswith(env["id"])
+    assert why in message
     assert [] == list((tmp_path / "videos").iterdir())
 
 
@@ -174,6 +174,6 @@ def test_without_the_extra_video_the_extra_is_named(
     assert "pip install 'tianflow[video]'" in refused(tmp_path, tmp_path / "videos")
 
 
-def test_a_file_is_no_folder_for_videos(tmp_path: Path) -> None:
+def test_a_file_is_not_a_directory_for_videos(tmp_path: Path) -> None:
     (tmp_path / "videos").touch()
-    assert "is no folder" in refused(tmp_path, tmp_path / "videos")
+    assert "is not a directory" in refused(tmp_path, tmp_path / "videos")

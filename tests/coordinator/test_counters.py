@@ -65,7 +65,7 @@ def test_the_audit_is_kept_in_memory_and_appended_to_the_file(tmp_path):
 
 
 def test_memory_holds_the_newest_records_only_and_the_file_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit_log, "KEPT_RECORDS", 3)
+    monkeypatch.setattr(audit_log, "RECORDS_IN_MEMORY", 3)
     with ThreadPoolExecutor(1) as executor:
         journal = AuditLog(path=tmp_path / "audit.jsonl", executor=executor)
         for number in range(5):

@@ -14,7 +14,7 @@ from tests.dashboards.test_make import labels_emitted
 from tests.documents.test_docs import SETTING, TICKS, exists
 from tests.support.pages import PAGES, ROOT
 from tianflow.cli.main import app
-from tianflow.server.run.app import ACTIONS, LOOKS
+from tianflow.server.run.app import ACTIONS, PARTS
 from tianflow.server.service import openapi
 
 TEXTS = [
@@ -70,7 +70,7 @@ def named_wrongly(command: str) -> list[str]:
 
 
 def addresses() -> list[re.Pattern[str]]:
-    paths = openapi.document(looks=LOOKS, actions=ACTIONS)["paths"]
+    paths = openapi.document(looks=PARTS, actions=ACTIONS)["paths"]
     return [
         re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path)))
         for path in (*paths, "/openapi.json")

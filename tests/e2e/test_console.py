@@ -1,4 +1,4 @@
-"""The console in a real Chromium: on a run that goes on, and on a service that holds several."""
+"""The console in a real Chromium: of an active run, and of a service with several runs."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ def points(page: Page, chart: str) -> str:
     return page.locator(f"{chart} path.line").first.get_attribute("d") or ""
 
 
-def until_drawn_anew(watched: Watched, chart: str, times: int = 1) -> None:
-    """Until the line of ``chart`` has changed so often."""
-    watched.page.locator(chart).scroll_into_view_if_needed()  # out of sight it is not drawn
+def until_redrawn(watched: Watched, chart: str, times: int = 1) -> None:
+    """Wait until the line of ``chart`` has changed ``times`` times."""
+    watched.page.locator(chart).scroll_into_view_if_needed()  # outside the viewport it is not drawn
     for _ in range(times):
         before = points(watched.page, chart)
         watched.page.wait_for_function(
@@ -141,7 +141,7 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         yield live
 
 
-def test_without_a_token_one_is_asked_for_and_a_token_to_read_changes_nothing(
+def test_the_page_asks_for_a_token_and_the_read_token_changes_nothing(
     live: LiveRun, watched: Watched
 ) -> None:
     page = watched.page
@@ -151,15 +151,19 @@ def test_without_a_token_one_is_asked_for_and_a_token_to_read_changes_nothing(
         watched.sees("#token")
         expect(page.locator("#token")).to_have_value(
             "", timeout=PATIENCE_MS
-        )  # a refused one has brought an empty form
+        )  # a refused token leads to an empty form
         page.locator("#token").fill(token)
         page.keyboard.press("Enter")
     watched.reads(".head .state", "running")
     page.get_by_role("button", name="Pause").click()
-    watched.reads(".head .error[role=alert]", "This token allows looking only.")
+    watched.reads(
+        ".head .error[role=alert]", "This token allows reading only; use the control token."
+    )
     watched.reads("#bound-now", "2")
-    page.get_by_role("button", name="Bound: one more").click()
-    watched.reads("#settings-balance form > .error", "This token allows looking only.")
+    page.get_by_role("button", name="Increase the bound").click()
+    watched.reads(
+        "#settings-balance form > .error", "This token allows reading only; use the control token."
+    )
     assert ([], "running") == (watched.errors, live.status()["state"])
     page.reload()
     watched.reads(".head .state", "running")  # the token lasts as long as the tab
@@ -167,34 +171,34 @@ def test_without_a_token_one_is_asked_for_and_a_token_to_read_changes_nothing(
 
 def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
     page = watched.page
-    live.until("a past of five lines", lambda: lines_of(live) >= 5)
+    live.until("a history of five rows", lambda: lines_of(live) >= 5)
     opened(watched, live)
     watched.reads(".head .state", "running")
     assert page.url.endswith(f"/#/runs/{live.name}"), "the token is not left in the address"
     watched.reads("#bound-now", "2")
-    assert points(page, "#chart-speed").count("L") >= 3, "charts begin with the past"
+    assert points(page, "#chart-speed").count("L") >= 3, "charts start with the history"
     for chart in ("#chart-speed", "#chart-updates", "#chart-staleness"):
-        until_drawn_anew(watched, chart)
+        until_redrawn(watched, chart)
     assert "bound 2" in (page.locator("#chart-staleness svg").get_attribute("aria-label") or "")
     expect(page.locator("#chart-staleness path.cell.level5")).not_to_have_attribute("d", "M0 0")
     nothing_jumps(watched)
     watched.accessible()
     change_by_keyboard(watched, live)
-    refusals_stand_at_their_fields(watched, live)
+    refusals_are_shown_at_their_fields(watched, live)
     changed_by_two_at_once(watched, live)
     assert [422, 422, 412] == watched.refusals
     act(watched, live)
-    nothing_is_asked_while_nobody_looks(watched, live)
+    nothing_is_polled_while_the_page_is_hidden(watched, live)
     assert [] == watched.errors
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_role("button", name=f"Stop {live.name}").click()
     assert 0 == live.end()
-    watched.reads("#connection", "The run has ended, and its server with it.")
+    watched.reads("#connection", "The run and its server have ended.")
 
 
 def nothing_jumps(watched: Watched) -> None:
-    """Once it is drawn, nothing moves while numbers change; only the diagnosis, which is made of
-    words, may move its own.
+    """Changing numbers do not move the layout; only the text of the diagnosis may move its own
+    part.
     """
     watched.page.evaluate(
         """() => {
@@ -206,12 +210,12 @@ def nothing_jumps(watched: Watched) -> None:
             observer.observe({ type: "layout-shift" });
         }"""
     )
-    until_drawn_anew(watched, "#chart-speed", times=4)
+    until_redrawn(watched, "#chart-speed", times=4)
     assert [] == watched.page.evaluate("window.moved")
 
 
 def change_by_keyboard(watched: Watched, live: LiveRun) -> None:
-    """From the top of the page to another bound in force, without a mouse."""
+    """From the top of the page to a changed bound, without a mouse."""
     page = watched.page
     page.evaluate("document.activeElement.blur()")
     for key in (
@@ -219,7 +223,7 @@ def change_by_keyboard(watched: Watched, live: LiveRun) -> None:
         "Enter",
         "Tab",
         "Tab",
-    ):  # the link over everything, into the settings, past the title of the first part
+    ):  # the skip link, into the settings, past the title of the first form
         page.keyboard.press(key)
     assert "max_staleness" == page.evaluate("document.activeElement.name")
     page.keyboard.press("Control+A")
@@ -229,17 +233,17 @@ def change_by_keyboard(watched: Watched, live: LiveRun) -> None:
     watched.reads("#bound-now", "3")
     watched.text_in("#audit tbody tr:first-child", "balance.max_staleness 2 → 3")
     assert 3 == live.status()["staleness"]["bound"]
-    page.get_by_role("button", name="Bound: one more").click()
+    page.get_by_role("button", name="Increase the bound").click()
     watched.reads("#bound-now", "4")
     expect(page.locator(f"{field('max_staleness')} input")).to_have_value("4", timeout=PATIENCE_MS)
 
 
-def refusals_stand_at_their_fields(watched: Watched, live: LiveRun) -> None:
+def refusals_are_shown_at_their_fields(watched: Watched, live: LiveRun) -> None:
     page = watched.page
     page.locator(f"{field('max_staleness')} input").fill("-1")
     page.locator(f"{field('straggler_patience')} input").fill("soon")
     page.locator("#settings-balance button[type=submit]").click()
-    watched.text_in(f"{field('straggler_patience')} .error", "Is no number")
+    watched.text_in(f"{field('straggler_patience')} .error", "Is not a number")
     page.locator(f"{field('straggler_patience')} input").fill("9")
     page.locator("#settings-balance button[type=submit]").click()
     watched.text_in(f"{field('max_staleness')} .error", "accepted")
@@ -266,9 +270,7 @@ def settings(live: LiveRun) -> dict[str, object]:
 
 
 def changed_by_two_at_once(watched: Watched, live: LiveRun) -> None:
-    """A change that was made for settings which are no longer in force is not applied, and not
-    lost.
-    """
+    """A change for an earlier generation of settings is not applied, and not lost."""
     page = watched.page
 
     generation = live.status()["settings"]["generation"]
@@ -287,7 +289,7 @@ def changed_by_two_at_once(watched: Watched, live: LiveRun) -> None:
     watched.text_in("#settings-balance form > .error", "apply again")
     assert 10.0 == settings(live)["straggler_patience"]
     page.locator(f"{field('straggler_patience')} input").press("Enter")
-    watched.reads("#settings-balance .done", "In force")
+    watched.reads("#settings-balance .done", "Applied")
     assert 8.0 == settings(live)["straggler_patience"]
     page.unroute("**/balance")
     assert [f'"{generation}"'] * 2 == sent
@@ -304,12 +306,12 @@ def act(watched: Watched, live: LiveRun) -> None:
     live.until("a checkpoint", live.checkpoints)
     page.get_by_role("button", name="Drain").click()
     watched.sees("dialog")
-    page.get_by_role("button", name="Not now").click()
+    page.get_by_role("button", name="Cancel").click()
     assert "running" == live.status()["state"]
 
 
-def nothing_is_asked_while_nobody_looks(watched: Watched, live: LiveRun) -> None:
-    page, asked = watched.page, []
+def nothing_is_polled_while_the_page_is_hidden(watched: Watched, live: LiveRun) -> None:
+    page, requests = watched.page, []
     hide = (
         "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: "
         "true }); "
@@ -317,27 +319,27 @@ def nothing_is_asked_while_nobody_looks(watched: Watched, live: LiveRun) -> None
     hide += "document.dispatchEvent(new Event('visibilitychange')); }"
     page.evaluate(hide, True)
     page.wait_for_load_state("networkidle")
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requests.append(request.url))
     before = lines_of(live)
     live.until("three more lines of history", lambda: lines_of(live) >= before + 3)
-    page.evaluate("1")  # what the browser had to tell has been told
-    assert [] == asked
+    page.evaluate("1")  # all events of the browser have arrived
+    assert [] == requests
     page.evaluate(hide, False)
-    until_drawn_anew(watched, "#chart-speed")
-    assert asked
+    until_redrawn(watched, "#chart-speed")
+    assert requests
 
 
 def lines_of(live: LiveRun) -> int:
     return len(read_rows(live.directory / NAME))
 
 
-def test_runs_are_submitted_to_a_service_watched_and_queued_again(
+def test_runs_are_submitted_to_a_service_watched_and_resumed(
     tmp_path: Path, watched: Watched
 ) -> None:
     page = watched.page
     with service(tmp_path / "runs", "--max-runs", "1") as served:
         page.goto(f"{served.control.address}/#token={served.control.token}")
-        watched.reads(".card > .unit", "There is no run yet.")
+        watched.reads(".card > .unit", "No runs yet.")
         assert f"{served.control.address}/" == page.url, "the token is not left in the address"
         watched.accessible()
         page.get_by_role("link", name="Submit a run").click()
@@ -346,7 +348,7 @@ def test_runs_are_submitted_to_a_service_watched_and_queued_again(
         submit(watched, "one")
         watched.reads("h1", "one running")
         watched.reads("#bound-now", "2")
-        until_drawn_anew(watched, "#chart-speed")
+        until_redrawn(watched, "#chart-speed")
         page.goto(f"{served.control.address}/#/submit")
         submit(watched, "two")
         watched.text_in("h1", "pending")
@@ -359,25 +361,25 @@ def test_runs_are_submitted_to_a_service_watched_and_queued_again(
         page.get_by_role("button", name="Stop one").click()
         watched.reads(".head .state", "stopped")
         watched.text_in(".summary", "env_steps")
-        assert points(page, "#chart-speed").count("L") >= 1, "its past is still there"
+        assert points(page, "#chart-speed").count("L") >= 1, "its history is still shown"
         watched.accessible()
         page.get_by_role("link", name="Runs").click()
-        served.until("the next takes the place", lambda: served.run("two")["state"] == "running")
+        served.until("the next run starts", lambda: served.run("two")["state"] == "running")
         watched.reads("tbody tr:nth-child(1) .state", "running")
         expect(page.locator("tbody tr:nth-child(2) td").nth(2)).to_have_text(
             re.compile(r"^\d"), timeout=PATIENCE_MS
         )
         page.goto(f"{served.control.address}/#/runs/three")
-        watched.text_in("h1", "No such run")
+        watched.text_in("h1", "Run not found")
         page.get_by_role("link", name="All runs").click()
         page.get_by_role("link", name="one").click()
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Resume run").click()
         watched.reads(".head .state", "pending")
         assert [] == watched.errors
 
 
 def submit(watched: Watched, name: str) -> None:
-    """By the form, after a value that is refused where it was given."""
+    """Submit the form, after a value that is refused at its field."""
     page = watched.page
     watched.sees("form.submit")
     given = {

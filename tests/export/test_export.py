@@ -365,23 +365,25 @@ def test_the_command_names_what_it_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
-        ("policy.pt", "ends with no known suffix; accepted: .pt2, .onnx"),
-        ("folder.onnx", "is a folder; accepted: the name of a file"),
-        ("missing/policy.pt2", "where the file is to be, is no folder"),
+        ("policy.pt", "has an unknown suffix; accepted: .pt2, .onnx"),
+        ("folder.onnx", "is a directory; accepted: the name of a file"),
+        ("missing/policy.pt2", "missing' is not a directory; create it"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_bad_usage(tmp_path: Path, name: str, said: str) -> None:
+def test_an_output_that_cannot_be_written_is_bad_usage(
+    tmp_path: Path, name: str, message: str
+) -> None:
     (tmp_path / "folder.onnx").mkdir()
     done = run("a-run", "-o", str(tmp_path / name), "--runs-dir", str(tmp_path))
     assert 2 == done.exit_code
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_a_checkpoint_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
     done = run("a-rum", "-o", str(tmp_path / "policy.pt2"), "--runs-dir", str(tmp_path))
-    assert (2, "no run or checkpoint 'a-rum'") == (done.exit_code, done.stderr[:28])
+    assert (2, "run or checkpoint 'a-rum' does not exist") == (done.exit_code, done.stderr[:40])
     assert [] == list(tmp_path.iterdir())
 
 
@@ -443,7 +445,7 @@ def test_a_program_that_computes_something_else_is_not_written(
 
     monkeypatch.setattr(formats, "_traced", spoilt)
     with pytest.raises(
-        ExportError, match="computes another logits than the policy, for 1 observations at once"
+        ExportError, match="the exported program and the policy differ in logits, for a batch of 1"
     ):
         write_export(path, tmp_path / "policy.pt2", runs_dir=tmp_path)
     assert not (tmp_path / "policy.pt2").exists()

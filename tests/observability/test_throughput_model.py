@@ -145,7 +145,7 @@ class Watched(Simulation):
         self._took = {"learner": HistogramBuilder(), "actor-0": HistogramBuilder()}
         self._draw_update = self._counted("learner", self._draw_update)
         for actor in self.actors:
-            actor.around.draw = self._counted(actor.name, actor.around.draw)
+            actor.context.draw = self._counted(actor.name, actor.context.draw)
         for time in times:
             self.clock.at(time, self._look)
 

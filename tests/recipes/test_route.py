@@ -11,11 +11,11 @@ from tests.recipes.repository import Repository
 def test_a_view_of_a_run_is_served_and_described(tmp_path: Path) -> None:
     copy = Repository(tmp_path)
     app, described = "tianflow/server/run/app.py", "tianflow/server/common/openapi.py"
-    copy.edit(app, "LOOKS = (", '"pace", ')
+    copy.edit(app, "PARTS = (", '"pace", ')
     copy.edit(
         app,
-        'request.match_info["look"]\n',
-        '        if look == "pace":\n'
+        'request.match_info["part"]\n',
+        '        if part == "pace":\n'
         '            return json_response({"updates": run.statistics().ledger.updates})\n',
     )
     copy.edit(

@@ -113,7 +113,7 @@ def test_the_store_of_a_service_opens_and_lists_its_runs(tmp_path: Path) -> None
         assert [("queued", "pending"), ("long", "running"), ("short", "done")] == [
             (record.id, record.state) for record in records
         ]
-        assert ["long", "queued"] == [record.id for record in store.wanted(2)]
+        assert ["long", "queued"] == [record.id for record in store.startable(2)]
         for record in records:
             assert record.id == Config.model_validate_json(record.config).run.name
         ended = short(records[-1], None, read_summary(runs / "short"))

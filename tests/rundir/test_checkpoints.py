@@ -467,7 +467,7 @@ def test_an_old_one_that_cannot_be_deleted_does_not_fail_the_new_one(
     monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
     save(store, Version(1, 2))
     assert ["v1-0000000002"] == names(store)
-    assert ["an old checkpoint stays, it cannot be deleted"] == [
+    assert ["an old checkpoint cannot be deleted"] == [
         entry.getMessage() for entry in caplog.records
     ]
 
@@ -516,11 +516,11 @@ def test_an_unknown_run_lists_those_that_there_are(store: CheckpointStore, tmp_p
     save(store, Version(1, 1))
     (tmp_path / "young").mkdir()
     (tmp_path / "young" / "config.toml").touch()
-    with pytest.raises(CheckpointError, match="run 'young' has written no checkpoint"):
+    with pytest.raises(CheckpointError, match="run 'young' has no checkpoint"):
         resolve("young", tmp_path)
     with pytest.raises(
         CheckpointError,
-        match="no run or checkpoint 'a-rum'; runs with checkpoints in .*: a-run; did you mean "
+        match="run or checkpoint 'a-rum' does not exist; runs with checkpoints in .*: a-run; did you mean "
         "'a-run'",
     ):
         resolve("a-rum", tmp_path / "runs")
@@ -532,7 +532,7 @@ def test_an_unknown_checkpoint_lists_those_beside_it(
     store: CheckpointStore, directory: Path, tmp_path: Path
 ) -> None:
     save(store, Version(1, 1))
-    with pytest.raises(CheckpointError, match="there are v1-0000000001"):
+    with pytest.raises(CheckpointError, match="found: v1-0000000001"):
         resolve(str(directory / "v1-0000000009"), tmp_path / "runs")
 
 
@@ -540,7 +540,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
     _flip(save(store, Version(1, 1)))
-    with pytest.raises(CheckpointError, match="no whole checkpoint .* there are v1-0000000001"):
+    with pytest.raises(CheckpointError, match="no whole checkpoint; found: v1-0000000001"):
         resolve("a-run", tmp_path / "runs")
 
 

@@ -25,7 +25,7 @@ from tianflow.observability import recorder as recording
 from tianflow.observability.recorder import Recorder, recorded, staleness_between
 from tianflow.report.page import page
 from tianflow.report.records import read
-from tianflow.rundir.audit_log import KEPT_RECORDS
+from tianflow.rundir.audit_log import RECORDS_IN_MEMORY
 from tianflow.rundir.history import MARKS, NAME, HistoryFile, merged, read_rows, thinned
 
 IMPORTED = tianflow.api
@@ -332,7 +332,7 @@ async def test_changes_are_marks_however_many_there_were_before(
         for _ in range(times):
             fake.change({"balance": {"max_staleness": 3}}, source="test")
 
-    much = KEPT_RECORDS + 10
+    much = RECORDS_IN_MEMORY + 10
     line = await recorded_line(
         fake, tmp_path / NAME, lambda: change(much), lambda: change(2), lambda: None
     )

@@ -70,7 +70,7 @@ async def test_the_page_and_its_files_need_no_token_from_anywhere(
         await client.close()
 
 
-async def test_what_the_page_shows_needs_one(client: Client) -> None:
+async def test_the_data_of_the_page_needs_a_token(client: Client) -> None:
     assert run_names_in_the_page() == []
     await problem(await client.get("/api/v1/runs"), 401)
     await problem(await client.get(f"{RUN}/history"), 401)
@@ -110,15 +110,15 @@ async def test_the_policy_lets_only_the_servers_own_files_run(client: Client) ->
         "/console/app.js%00.css",
     ],
 )
-async def test_nothing_else_is_there(client: Client, path: str) -> None:
+async def test_other_files_do_not_exist(client: Client, path: str) -> None:
     await problem(await client.get(URL(path, encoded=True), headers=READ), 404)
 
 
-def test_every_file_beside_the_page_is_given_and_no_other() -> None:
+def test_every_file_of_the_page_is_served_and_no_other() -> None:
     assert {console.PAGE, *console.FILES} == set(SOURCES)
 
 
-def test_every_file_that_is_asked_for_is_there_and_every_file_is_asked_for() -> None:
+def test_every_requested_file_exists_and_every_file_is_requested() -> None:
     asked = {
         name
         for text in SOURCES.values()
@@ -127,7 +127,7 @@ def test_every_file_that_is_asked_for_is_there_and_every_file_is_asked_for() -> 
     assert set(console.FILES) == asked
 
 
-def test_the_page_brings_nothing_that_the_policy_forbids() -> None:
+def test_the_page_holds_nothing_that_the_policy_forbids() -> None:
     page = SOURCES["index.html"]
     assert [] == re.findall(
         r"<style|style=|\son\w+=|javascript:|<script(?! type=\"module\" src=\"/console/)", page
@@ -166,15 +166,13 @@ async def history(client: Client, query: str = "") -> dict[str, Any]:
     return found
 
 
-async def test_a_run_without_a_past_has_none(client: Client) -> None:
+async def test_a_run_without_history_has_none(client: Client) -> None:
     found = await history(client)
     assert [] == found["history"]
     assert found["time"] > 1.7e9
 
 
-async def test_the_past_is_told_as_it_was_recorded_and_as_it_is_described(
-    client: Client, run: FakeRun
-) -> None:
+async def test_the_history_is_as_recorded_and_as_described(client: Client, run: FakeRun) -> None:
     await asyncio.to_thread(record, run, 20)
     found = (await history(client))["history"]
     assert await asyncio.to_thread(read_rows, run.directory / NAME) == found
@@ -186,7 +184,7 @@ async def test_the_past_is_told_as_it_was_recorded_and_as_it_is_described(
 
 
 @pytest.mark.parametrize("points", [2, 7, 20, 100])
-async def test_it_is_told_in_as_few_lines_as_are_asked_for(
+async def test_the_history_has_at_most_the_requested_number_of_rows(
     client: Client, run: FakeRun, points: int
 ) -> None:
     await asyncio.to_thread(record, run, 20)
@@ -200,12 +198,12 @@ async def test_it_is_told_in_as_few_lines_as_are_asked_for(
 
 
 @pytest.mark.parametrize("points", ["1", "0", "-3", "2.5", "x", "", "²", str(LIMIT + 1), "9" * 30])
-async def test_a_number_of_lines_that_is_none_is_refused(client: Client, points: str) -> None:
+async def test_an_invalid_number_of_rows_is_refused(client: Client, points: str) -> None:
     response = await client.get(f"{RUN}/history?points={points}", headers=READ)
     assert f"from {past.FEWEST} to {LIMIT}" in (await problem(response, 400))["detail"]
 
 
-async def test_a_past_that_cannot_be_read_is_503(client: Client, run: FakeRun) -> None:
+async def test_an_unreadable_history_is_503(client: Client, run: FakeRun) -> None:
     await asyncio.to_thread((run.directory / NAME).mkdir)
     assert (
         "history"
@@ -213,7 +211,7 @@ async def test_a_past_that_cannot_be_read_is_503(client: Client, run: FakeRun) -
     )
 
 
-def test_thinning_keeps_what_is_few() -> None:
+def test_thinning_keeps_short_histories() -> None:
     rows: list[dict[str, Any]] = [{"t": float(t)} for t in range(5)]
     assert rows == thinned(rows, 5)
     assert [1.0, 3.0, 4.0] == [row["t"] for row in thinned(rows, 4)]

@@ -91,7 +91,7 @@ async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             yield world.client
 
 
-async def test_what_is_answered_to_odd_requests_is_described(client: Client) -> None:
+async def test_answers_to_odd_requests_are_described(client: Client) -> None:
     document = await (await client.get("/openapi.json", headers=HEADERS)).json()
     dice = random.Random(7)
     seen: set[int] = set()

@@ -33,11 +33,9 @@ from tianflow.core.events import (
     UpdateFinished,
 )
 from tianflow.observability.rates import RunRates
-from tianflow.server.common import broadcaster as fan
-from tianflow.server.common import event_feed as feeding
-from tianflow.server.common import sse as streams
+from tianflow.server.common import broadcaster, event_feed, sse
 from tianflow.server.common.auth import NO_TOKENS, Guard
-from tianflow.server.common.event_feed import LONGEST_TEXT, TOGETHER_S, Feed
+from tianflow.server.common.event_feed import AGGREGATE_S, LONGEST_TEXT, Feed
 from tianflow.server.common.problems import Handler
 from tianflow.server.common.throttle import ADDRESSES, Throttle
 from tianflow.server.run.app import ServedRun, make_app
@@ -68,11 +66,11 @@ def broadcast() -> Broadcast:
 
 @pytest.fixture
 def feed(broadcast: Broadcast, clock: Clock) -> Feed:
-    return Feed(events=broadcast, clock=clock, keep=8)
+    return Feed(events=broadcast, clock=clock, capacity=8)
 
 
-def told(feed: Feed, since: int = 0) -> list[tuple[str, dict[str, Any]]]:
-    feed.look()
+def events_of(feed: Feed, since: int = 0) -> list[tuple[str, dict[str, Any]]]:
+    feed.poll()
     return [(event.kind, dict(event.data)) for event in feed.since(since, 100)[1]]
 
 
@@ -91,35 +89,35 @@ def told(feed: Feed, since: int = 0) -> list[tuple[str, dict[str, Any]]]:
         (SettingsChanged(2, ("balance.credits",)), "settings-changed"),
     ],
 )
-def test_every_event_is_told_under_its_kind(
+def test_every_event_is_published_under_its_kind(
     feed: Feed, broadcast: Broadcast, event: Event, kind: str
 ) -> None:
     broadcast.publish(event)
-    assert [kind] == [name for name, _ in told(feed)]
+    assert [kind] == [name for name, _ in events_of(feed)]
 
 
-def test_what_is_told_is_the_event_and_when(feed: Feed, broadcast: Broadcast) -> None:
+def test_a_published_event_holds_its_data_and_its_time(feed: Feed, broadcast: Broadcast) -> None:
     broadcast.publish(EvaluationFinished(7, 2, float("nan"), (1.0, 3.0)))
     assert [
         (
             "evaluation-finished",
             {"at": 1000.0, "version": 7, "episodes": 2, "mean_return": None, "returns": [1.0, 3.0]},
         )
-    ] == told(feed)
+    ] == events_of(feed)
 
 
-def test_updates_are_told_together_a_few_times_a_second_and_none_is_left_out(
+def test_updates_are_aggregated_a_few_times_a_second_and_all_are_counted(
     feed: Feed, broadcast: Broadcast, clock: Clock
 ) -> None:
     counted: list[Mapping[str, Any]] = []
     for number in range(1, 1001):  # ten seconds of 100 updates a second, looked at after each
         broadcast.publish(UpdateFinished(number, 0.01, 64, {"loss": float(number)}))
-        feed.look()
+        feed.poll()
         clock.now += 0.01
         if feed.newest > len(counted):
             counted.append(feed.since(feed.newest - 1, 1)[1][0].data)
-    assert 1.0 / TOGETHER_S * 10 - 3 <= len(counted) <= 1.0 / TOGETHER_S * 10 + 1
-    feed.look(last=True)
+    assert 1.0 / AGGREGATE_S * 10 - 3 <= len(counted) <= 1.0 / AGGREGATE_S * 10 + 1
+    feed.poll(last=True)
     counted.append(feed.since(feed.newest - 1, 1)[1][0].data)
     assert 1000 == sum(data["count"] for data in counted)
     assert 64_000 == sum(data["samples"] for data in counted)
@@ -128,16 +126,16 @@ def test_updates_are_told_together_a_few_times_a_second_and_none_is_left_out(
     assert 1 == counted[0]["count"], "the first one after a silence is told at once"
 
 
-def test_episodes_are_told_together_with_their_range(
+def test_episodes_are_aggregated_with_their_range(
     feed: Feed, broadcast: Broadcast, clock: Clock
 ) -> None:
     broadcast.publish(EpisodesFinished("actor-0", (5.0,), (50,)))
-    feed.look()
+    feed.poll()
     broadcast.publish(EpisodesFinished("actor-0", (1.0, 2.0), (10, 20)))
     broadcast.publish(EpisodesFinished("actor-1", (6.0,), (60,)))
     broadcast.publish(EpisodesFinished("actor-1", (), ()))
-    assert [] == told(feed, since=1)
-    clock.now += TOGETHER_S
+    assert [] == events_of(feed, since=1)
+    clock.now += AGGREGATE_S
     expected = {
         "at": clock.now,
         "count": 3,
@@ -146,32 +144,32 @@ def test_episodes_are_told_together_with_their_range(
         "max_return": 6.0,
         "mean_length": 30.0,
     }
-    assert [("episodes-finished", expected)] == told(feed, since=1)
+    assert [("episodes-finished", expected)] == events_of(feed, since=1)
 
 
-def test_other_events_are_told_one_by_one(feed: Feed, broadcast: Broadcast) -> None:
+def test_other_events_are_published_one_by_one(feed: Feed, broadcast: Broadcast) -> None:
     for _ in range(3):
         broadcast.publish(EXITED)
-    assert ["host-exited"] * 3 == [kind for kind, _ in told(feed)]
+    assert ["host-exited"] * 3 == [kind for kind, _ in events_of(feed)]
 
 
-def test_a_clock_set_back_silences_nothing(feed: Feed, broadcast: Broadcast, clock: Clock) -> None:
+def test_a_clock_set_back_stops_no_events(feed: Feed, broadcast: Broadcast, clock: Clock) -> None:
     for _ in range(2):
         broadcast.publish(UpdateFinished(1, 0.1, 64))
-        feed.look()
+        feed.poll()
         clock.now -= 3600.0
     assert 2 == feed.newest
 
 
 def test_a_long_text_is_cut(feed: Feed, broadcast: Broadcast) -> None:
     broadcast.publish(EnvironmentFailed("actor-0", "raised", "x" * 100_000))
-    assert "x" * LONGEST_TEXT == told(feed)[0][1]["message"]
+    assert "x" * LONGEST_TEXT == events_of(feed)[0][1]["message"]
 
 
-def test_the_newest_are_kept_and_the_others_counted(feed: Feed, broadcast: Broadcast) -> None:
+def test_the_newest_are_retained_and_the_others_counted(feed: Feed, broadcast: Broadcast) -> None:
     for _ in range(20):
         broadcast.publish(EXITED)
-    feed.look()
+    feed.poll()
     assert (12, list(range(13, 21))) == numbers(feed, 0)
     assert (0, list(range(16, 21))) == numbers(feed, 15)
     assert (0, [16, 17]) == numbers(feed, 15, at_most=2)
@@ -183,21 +181,25 @@ def numbers(feed: Feed, since: int, at_most: int = 100) -> tuple[int, list[int]]
     return lost, [event.number for event in events]
 
 
-def test_what_came_too_fast_for_the_feed_is_told_as_lost(feed: Feed, broadcast: Broadcast) -> None:
+def test_events_too_fast_for_the_feed_are_reported_as_lost(
+    feed: Feed, broadcast: Broadcast
+) -> None:
     for _ in range(1024 + 5):
         broadcast.publish(EXITED)
-    feed.look()
-    assert ("lost", 5) == (told(feed)[-1][0], told(feed)[-1][1]["count"])
+    feed.poll()
+    assert ("lost", 5) == (events_of(feed)[-1][0], events_of(feed)[-1][1]["count"])
     newest = feed.newest
-    feed.look()
+    feed.poll()
     assert newest == feed.newest, "the same loss is told once"
 
 
-async def test_a_feed_that_ends_tells_what_it_still_holds(feed: Feed, broadcast: Broadcast) -> None:
+async def test_a_feed_publishes_its_remaining_events_at_the_end(
+    feed: Feed, broadcast: Broadcast
+) -> None:
     going = asyncio.create_task(feed.run(lambda: None))
     await asyncio.sleep(0)
     broadcast.publish(UpdateFinished(1, 0.1, 64))
-    feed.look()
+    feed.poll()
     for number in range(2, 5):
         broadcast.publish(UpdateFinished(number, 0.1, 64))
     going.cancel()
@@ -267,7 +269,7 @@ async def settled(run: FakeRun, count: int, door: Door) -> None:
     response.close()
 
 
-async def test_a_stream_tells_events_as_they_come(run: FakeRun, tmp_path: Path) -> None:
+async def test_a_stream_sends_events_as_they_happen(run: FakeRun, tmp_path: Path) -> None:
     async with serving(run, tmp_path) as (_, door):
         response = await door.get(EVENTS)
         assert ("text/event-stream", "no-store") == (
@@ -282,7 +284,7 @@ async def test_a_stream_tells_events_as_they_come(run: FakeRun, tmp_path: Path) 
         assert (2, "settings-changed") == (second, other)
 
 
-async def test_a_reader_goes_on_where_it_left_off(run: FakeRun, tmp_path: Path) -> None:
+async def test_a_reader_resumes_after_its_last_event(run: FakeRun, tmp_path: Path) -> None:
     async with serving(run, tmp_path) as (_, door):
         await settled(run, 5, door)
         response = await door.get(EVENTS, headers={"Last-Event-ID": "3"})
@@ -294,7 +296,7 @@ async def test_a_reader_goes_on_where_it_left_off(run: FakeRun, tmp_path: Path) 
         )
 
 
-async def test_without_following_all_that_is_kept_is_told_and_the_stream_ends(
+async def test_without_following_the_retained_events_are_sent_and_the_stream_ends(
     run: FakeRun, tmp_path: Path
 ) -> None:
     async with serving(run, tmp_path) as (_, door):
@@ -304,7 +306,7 @@ async def test_without_following_all_that_is_kept_is_told_and_the_stream_ends(
         assert list(range(1, 201)) == [number for number, _, _ in seen]
 
 
-async def test_what_is_no_longer_kept_is_told_as_lost_with_the_count(
+async def test_evicted_events_are_reported_as_lost_with_the_count(
     run: FakeRun, tmp_path: Path
 ) -> None:
     async with serving(run, tmp_path) as (_, door):
@@ -334,7 +336,7 @@ async def test_a_number_of_an_earlier_server_says_that_some_may_be_lost(
 
 
 @pytest.mark.parametrize("given", ["x", "-1", "1.0", "9" * 19, "१"])
-async def test_a_number_that_is_none_is_400(run: FakeRun, tmp_path: Path, given: str) -> None:
+async def test_an_invalid_number_is_400(run: FakeRun, tmp_path: Path, given: str) -> None:
     async with serving(run, tmp_path) as (_, door):
         await problem(await door.get(EVENTS, headers={"Last-Event-ID": given}), 400)
 
@@ -347,14 +349,14 @@ async def test_follow_is_true_or_false(run: FakeRun, tmp_path: Path) -> None:
 async def test_silence_is_broken_by_comments(
     run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fan, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(broadcaster, "HEARTBEAT_S", 0.01)
     async with serving(run, tmp_path) as (_, door):
         response = await door.get(EVENTS)
         lines = [await response.content.readline() for _ in range(6)]
         assert [b"retry: 1000\n", b"\n", b":\n", b"\n", b":\n", b"\n"] == lines
 
 
-async def test_streams_have_a_number_and_the_place_of_who_leaves_is_free_again_without_a_word(
+async def test_streams_are_limited_and_a_disconnect_releases_a_place_at_once(
     run: FakeRun, tmp_path: Path
 ) -> None:
     async with serving(run, tmp_path, max_streams=2) as (_, door):
@@ -383,7 +385,7 @@ async def test_an_event_is_encoded_once_for_all_readers_and_written_by_one_task(
         encoded.append(data)
         return json.dumps(data, **options)
 
-    monkeypatch.setattr(feeding, "json", SimpleNamespace(dumps=dumps))
+    monkeypatch.setattr(event_feed, "json", SimpleNamespace(dumps=dumps))
     async with serving(run, tmp_path) as (_, door):
         responses = [await door.get(EVENTS) for _ in range(8)]
         for count in (1, 2):
@@ -393,7 +395,7 @@ async def test_an_event_is_encoded_once_for_all_readers_and_written_by_one_task(
         for _ in range(3):
             assert 2 == len(await read(await door.get(f"{EVENTS}?follow=false")))
         assert 2 == len(encoded), "for those that come later, too"
-        assert 1 == sum(task.get_name() == "fan" for task in asyncio.all_tasks())
+        assert 1 == sum(task.get_name() == "broadcaster" for task in asyncio.all_tasks())
 
 
 async def until(true: Callable[[], Any]) -> None:
@@ -429,10 +431,10 @@ def deaf(server: Server) -> socket.socket:
 BIG = EvaluationFinished(1, 1000, 1.0, tuple(float(number) for number in range(1000)))
 
 
-async def test_a_reader_that_does_not_read_holds_up_nobody_and_is_let_go(
+async def test_a_reader_that_does_not_read_delays_no_other_and_is_disconnected(
     run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "WRITE_S", 0.2)
+    monkeypatch.setattr(sse, "WRITE_S", 0.2)
     async with serving(run, tmp_path, max_streams=2) as (server, door):
         reader = deaf(server)
         try:
@@ -470,7 +472,7 @@ async def test_a_reader_that_does_not_read_holds_up_nobody_and_is_let_go(
             reader.close()
 
 
-async def test_open_streams_end_with_the_server_at_once_and_tell_what_came_last(
+async def test_open_streams_end_with_the_server_after_the_last_events(
     run: FakeRun, tmp_path: Path
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -511,7 +513,7 @@ async def test_a_stuck_reader_does_not_keep_the_server_from_ending(
 # --------------------------------------------------------------------------------------------------
 
 
-async def test_one_address_can_ask_only_so_often(run: FakeRun, tmp_path: Path) -> None:
+async def test_requests_of_one_address_are_limited(run: FakeRun, tmp_path: Path) -> None:
     async with serving(run, tmp_path, max_requests_per_s=3.0) as (_, door):
         answers = [await door.get("/livez") for _ in range(4)]
         assert [200, 200, 200, 429] == [answer.status for answer in answers]
@@ -519,7 +521,7 @@ async def test_one_address_can_ask_only_so_often(run: FakeRun, tmp_path: Path) -
         assert "max_requests_per_s" in (await problem(answers[-1], 429))["detail"]
 
 
-async def test_guesses_at_a_token_are_slowed_too(run: FakeRun, tmp_path: Path) -> None:
+async def test_guesses_at_a_token_are_limited_too(run: FakeRun, tmp_path: Path) -> None:
     async with serving(run, tmp_path, max_requests_per_s=2.0) as (_, door):
         guess = {"Authorization": "Bearer guess"}
         assert [401, 401, 429] == [(await door.get(RUN, headers=guess)).status for _ in range(3)]
@@ -540,7 +542,7 @@ def test_less_than_one_request_a_second_still_lets_one_through(clock: Clock) -> 
     assert [0.0, pytest.approx(10.0)] == [throttle.take("a") for _ in range(2)]
 
 
-def test_only_so_many_addresses_are_remembered(clock: Clock) -> None:
+def test_the_number_of_remembered_addresses_is_limited(clock: Clock) -> None:
     throttle = Throttle(per_s=1.0, clock=clock)
     for number in range(10 * ADDRESSES):
         throttle.take(str(number))
@@ -548,7 +550,7 @@ def test_only_so_many_addresses_are_remembered(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("follow", ["true", "false"])
-async def test_who_leaves_before_the_first_word_is_no_unexpected_error(
+async def test_a_disconnect_before_the_first_byte_is_not_an_unexpected_error(
     run: FakeRun, follow: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     @web.middleware

@@ -33,7 +33,7 @@ MB100 = 100 * 2**20
 
 @dataclass(frozen=True)
 class Door:
-    """A server, and a path of it that takes a body by ``method``."""
+    """A server, with a path that accepts a body by ``method``."""
 
     port: int
     tokens: Tokens
@@ -101,7 +101,7 @@ async def dripping(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def told(found: tuple[int, Mapping[str, str], bytes], status: int) -> dict[str, Any]:
+def problem_of(found: tuple[int, Mapping[str, str], bytes], status: int) -> dict[str, Any]:
     """The problem document of an answer with ``status``."""
     assert status == found[0], found
     assert found[1]["content-type"].startswith("application/problem+json")
@@ -144,12 +144,12 @@ async def door(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 
 async def test_a_body_announced_as_too_large_is_refused_unread(door: Door) -> None:
-    told(await door.ask(door.head(Content_Length=str(MB100))), 413)
+    problem_of(await door.ask(door.head(Content_Length=str(MB100))), 413)
 
 
 async def test_a_body_without_end_is_refused_once_it_is_too_large(door: Door) -> None:
     chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
-    told(
+    problem_of(
         await door.ask(door.head(Transfer_Encoding="chunked") + chunk * (MAX_BODY // 4096 + 1)), 413
     )
 
@@ -157,7 +157,7 @@ async def test_a_body_without_end_is_refused_once_it_is_too_large(door: Door) ->
 async def test_a_body_that_grows_when_unpacked_is_refused(door: Door) -> None:
     packed = gzip.compress(b" " * (MAX_BODY + 1))
     assert len(packed) < 1000
-    told(
+    problem_of(
         await door.ask(
             door.head(Content_Encoding="gzip", Content_Length=str(len(packed))) + packed
         ),
@@ -166,7 +166,7 @@ async def test_a_body_that_grows_when_unpacked_is_refused(door: Door) -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", "serve"])
-async def test_a_body_that_comes_too_slowly_is_408_and_the_connection_ends(
+async def test_a_slow_body_is_408_and_closes_the_connection(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "BODY_S", 0.2)
@@ -175,7 +175,7 @@ async def test_a_body_that_comes_too_slowly_is_408_and_the_connection_ends(
         writer.write(door.head(Content_Length="10000"))
         async with dripping(writer), asyncio.timeout(WITHIN_S):
             found = await answer(reader)
-            assert "within 0.2 seconds" in told(found, 408)["detail"]
+            assert "within 0.2 seconds" in problem_of(found, 408)["detail"]
             assert "close" == found[1]["connection"].lower()
             with suppress(ConnectionResetError):  # what dripped in after the end
                 assert b"" == await reader.read()
@@ -190,14 +190,14 @@ async def test_a_body_that_comes_too_slowly_is_408_and_the_connection_ends(
         ({"Content_Length": "3", "Transfer_Encoding": "chunked"}, b"0\r\n\r\n"),
     ],
 )
-async def test_a_body_that_cannot_be_read_is_400_and_fills_no_log(
+async def test_an_unreadable_body_is_400_and_logs_nothing(
     door: Door, headers: dict[str, str], data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert 400 == (await door.ask(door.head(**headers) + data))[0]
     assert [] == [record for record in caplog.records if record.exc_info]
 
 
-async def test_who_leaves_amid_a_body_is_no_unexpected_error(
+async def test_a_disconnect_within_a_body_is_not_an_unexpected_error(
     door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with door.connected() as (_, writer):
@@ -212,8 +212,8 @@ async def test_who_leaves_amid_a_body_is_no_unexpected_error(
     assert [] == [record for record in caplog.records if record.exc_info]
 
 
-async def test_who_has_no_token_is_refused_before_a_body_is_read(door: Door) -> None:
-    told(await door.ask(door.head(Authorization="", Content_Length="1000")), 401)
+async def test_a_request_without_a_token_is_refused_before_its_body_is_read(door: Door) -> None:
+    problem_of(await door.ask(door.head(Authorization="", Content_Length="1000")), 401)
 
 
 # Heads
@@ -224,7 +224,7 @@ async def test_who_has_no_token_is_refused_before_a_body_is_read(door: Door) -> 
     "endless",
     [b"X-Long: " + b"x" * 2**16, b"".join(b"X-%d: y\r\n" % number for number in range(10_000))],
 )
-async def test_headers_without_end_are_400_and_fill_no_log(
+async def test_endless_headers_are_400_and_log_nothing(
     door: Door, endless: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = await door.ask(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + endless)
@@ -235,7 +235,7 @@ async def test_headers_without_end_are_400_and_fill_no_log(
 
 @pytest.mark.parametrize("kind", ["train", "serve"])
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
-async def test_a_connection_that_asks_for_nothing_whole_is_closed(
+async def test_a_connection_without_a_whole_request_is_closed(
     kind: str, sent: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.2)
@@ -255,7 +255,7 @@ async def test_a_connection_that_asks_for_nothing_whole_is_closed(
 
 
 @pytest.mark.parametrize("kind", ["train", "serve"])
-async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_comes_free_is_taken(
+async def test_a_connection_above_the_limit_is_503_and_a_released_place_is_reused(
     kind: str, tmp_path: Path
 ) -> None:
     async with (
@@ -267,7 +267,7 @@ async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_come
         ]  # the one of a stream may be used for anything
         for data in (b"", door.head("GET", "/livez")):
             found = await door.ask(data)
-            assert "3 connections are open" in told(found, 503)["detail"]
+            assert "limit of 3 connections" in problem_of(found, 503)["detail"]
             assert ("5", "close", "no-store") == tuple(
                 found[1][name] for name in ("retry-after", "connection", "cache-control")
             )
@@ -278,11 +278,11 @@ async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_come
                 await asyncio.sleep(0.01)
 
 
-async def test_those_that_were_refused_and_do_not_leave_are_cut_off(
+async def test_refused_clients_that_stay_connected_are_aborted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "REFUSED_S", 0.1)
-    monkeypatch.setattr(connections, "REFUSED_AT_ONCE", 2)
+    monkeypatch.setattr(connections, "MAX_REFUSED", 2)
     async with (
         opened("train", tmp_path, max_connections=1, max_streams=0) as door,
         AsyncExitStack() as stack,
@@ -294,7 +294,7 @@ async def test_those_that_were_refused_and_do_not_leave_are_cut_off(
         assert [True, True, False] == [b"503" in answer for answer in answers]
 
 
-def test_so_it_is_on_the_loop_of_a_run_too(tmp_path: Path) -> None:
+def test_the_limits_hold_on_uvloop_too(tmp_path: Path) -> None:
     """uvloop: transports are of other types there."""
 
     async def refused_and_heard_of() -> None:
@@ -305,8 +305,8 @@ def test_so_it_is_on_the_loop_of_a_run_too(tmp_path: Path) -> None:
             writer.write(door.head("GET", "/api/v1/runs/fake/events"))
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
             async with door.connected():
-                told(await door.ask(b""), 503)
-            told(await door.ask(door.head("GET", "/api/v1/runs/fake/events")), 503)
+                problem_of(await door.ask(b""), 503)
+            problem_of(await door.ask(door.head("GET", "/api/v1/runs/fake/events")), 503)
             writer.close()
             async with asyncio.timeout(WITHIN_S):  # less than a heartbeat
                 while True:
@@ -321,33 +321,35 @@ def test_so_it_is_on_the_loop_of_a_run_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_who_is_accepted_just_before_a_server_closes_is_closed_too(turns: int) -> None:
+async def test_a_connection_accepted_just_before_the_end_is_closed_too(turns: int) -> None:
     """Some turns of the loop after it has come, a connection is accepted and not made yet."""
-    bound = await server.bind(HttpSettings())
-    with socket.socket() as caller, bound:
+    listener = await server.bind(HttpSettings())
+    with socket.socket() as caller, listener:
         caller.setblocking(False)
-        async with server.answering(server.runner_of(web.Application()), bound, limit=1):
+        async with server.serving_requests(
+            server.make_runner(web.Application()), listener, limit=1
+        ):
             with suppress(BlockingIOError):
-                caller.connect(bound.getsockname())
+                caller.connect(listener.getsockname())
             for _ in range(turns):
                 await asyncio.sleep(0)
     gc.collect()  # a socket that nobody has closed is told of now, which fails this test
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-async def test_a_closed_entrance_cuts_off_who_is_there_and_who_comes_yet(limit: int) -> None:
+async def test_a_closed_limiter_aborts_current_and_later_connections(limit: int) -> None:
     """Admitted or refused, with the answer still on its way."""
-    entrance = connections.ConnectionLimiter(server=asyncio.Protocol, limit=limit)
+    limiter = connections.ConnectionLimiter(server=asyncio.Protocol, limit=limit)
     there, late, gone = Transport(), Transport(), Transport()
     for transport in (there, gone):
-        transport.comes_to(entrance)
+        transport.connect_to(limiter)
     gone.protocol.connection_lost(None)
-    entrance.close()
-    late.comes_to(entrance)
+    limiter.close()
+    late.connect_to(limiter)
     assert [1, 1, 0] == [transport.aborted for transport in (there, late, gone)]
     for transport in (there, late):
         transport.protocol.connection_lost(None)
-    assert (0, 0, set()) == (entrance.open, entrance.waited_for, entrance.transports)
+    assert (0, 0, set()) == (limiter.open, limiter.refused, limiter.transports)
 
 
 class Transport(asyncio.Transport):
@@ -357,8 +359,8 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.aborted = 0
 
-    def comes_to(self, entrance: connections.ConnectionLimiter) -> None:
-        self.protocol = entrance()
+    def connect_to(self, limiter: connections.ConnectionLimiter) -> None:
+        self.protocol = limiter()
         self.protocol.connection_made(self)
 
     def abort(self) -> None:
@@ -403,7 +405,7 @@ async def said(reader: asyncio.StreamReader) -> bytes:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-async def test_who_is_not_meant_or_not_known_is_refused(
+async def test_a_foreign_host_or_an_unknown_token_is_refused(
     door: Door, headers: dict[str, str], status: int, method: str
 ) -> None:
     path = "/api/v1/runs" if method != "POST" or door.method == "POST" else "/api/v1/runs/fake/stop"
@@ -414,7 +416,7 @@ async def test_who_is_not_meant_or_not_known_is_refused(
     assert ("WWW-Authenticate: Bearer" in head) is (status == 401)
 
 
-async def test_the_read_token_looks_only(door: Door) -> None:
+async def test_the_read_token_allows_reading_only(door: Door) -> None:
     read = f"Bearer {door.tokens.read}"
     assert 200 == (await door.ask(door.head("GET", "/api/v1/runs", Authorization=read)))[0]
-    told(await door.ask(door.head(Authorization=read, Content_Length="2") + b"{}"), 403)
+    problem_of(await door.ask(door.head(Authorization=read, Content_Length="2") + b"{}"), 403)

@@ -29,7 +29,7 @@ from tianflow.server.common import console
 from tianflow.server.common.event_feed import Feed
 from tianflow.server.common.live_settings import RESOURCES, live_values
 from tianflow.server.common.openapi import document
-from tianflow.server.run.app import ACTIONS, LOOKS
+from tianflow.server.run.app import ACTIONS, PARTS
 
 Document = dict[str, Any]
 METHODS = {"get", "head", "post", "patch", "put", "delete"}
@@ -64,7 +64,7 @@ def config_of(algorithm: str) -> Config:
 
 
 def document_of(*algorithms: str) -> Document:
-    return document({name: config_of(name) for name in algorithms}, looks=LOOKS, actions=ACTIONS)
+    return document({name: config_of(name) for name in algorithms}, looks=PARTS, actions=ACTIONS)
 
 
 def check(whole: Document, schema: Document, value: object) -> None:
@@ -95,7 +95,7 @@ async def test_it_is_an_openapi_document(client: Client) -> None:
 
 
 @pytest.mark.parametrize("algorithms", [(), ("ppo",), tuple(BUILT_IN_ALGORITHMS)])
-def test_it_is_one_for_no_run_for_one_and_for_all_algorithms_at_once(
+def test_it_is_valid_for_no_run_one_run_and_all_algorithms_at_once(
     algorithms: tuple[str, ...],
 ) -> None:
     OpenAPIV31SpecValidator(document_of(*algorithms)).validate()
@@ -143,7 +143,7 @@ def spelt_out(pattern: str) -> list[str]:
     return [pattern.replace(choice[0], name) for name in choice[1].split("|")]
 
 
-def test_a_token_is_asked_for_where_the_guard_asks_for_one() -> None:
+def test_the_described_security_is_that_of_the_guard() -> None:
     whole = document_of("ppo")
     assert [{"token": []}] == whole["security"]
     free = {
@@ -169,12 +169,12 @@ PLAIN = [
     "/readyz",
     "/api/v1/runs",
     RUN,
-    *(f"{RUN}/{part}" for part in (*LOOKS, *RESOURCES)),
+    *(f"{RUN}/{part}" for part in (*PARTS, *RESOURCES)),
 ]
 
 
 @pytest.mark.parametrize("path", PLAIN)
-async def test_what_is_read_is_as_described(client: Client, run: FakeRun, path: str) -> None:
+async def test_answers_are_as_described(client: Client, run: FakeRun, path: str) -> None:
     run.evaluation = {"version": 3.0, "mean_return": float("nan")}
     run.restarts = {("actors-0", "killed"): 2}
     run.pause(source="test")
@@ -191,7 +191,7 @@ async def test_what_is_read_is_as_described(client: Client, run: FakeRun, path: 
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-async def test_what_an_action_answers_is_as_described(client: Client, action: str) -> None:
+async def test_answers_to_actions_are_as_described(client: Client, action: str) -> None:
     whole = await described(client)
     response = await client.post(f"{RUN}/{action}", headers=CONTROL)
     check(
@@ -257,7 +257,7 @@ async def test_a_refused_patch_is_as_described(client: Client) -> None:
 def test_events_are_as_described(run: FakeRun, event: Event) -> None:
     feed = Feed(events=run.events, clock=lambda: 1.0)
     run.events.publish(event)
-    feed.look()
+    feed.poll()
     told = feed.since(0, 1)[1][0]
     whole = document_of("ppo")
     stream = whole["paths"]["/api/v1/runs/{run}/events"]["get"]["responses"]["200"]
@@ -294,7 +294,7 @@ def test_live_settings_of_every_algorithm_are_as_described(algorithm: str, resou
         ("actors", {}),
     ],
 )
-async def test_what_the_schema_allows_is_taken(
+async def test_values_that_the_schema_allows_are_accepted(
     client: Client, resource: str, body: dict[str, object]
 ) -> None:
     whole = await described(client)
@@ -320,7 +320,7 @@ async def test_what_the_schema_allows_is_taken(
         ("evaluation", {"every_s": 0.0}),
     ],
 )
-async def test_what_the_schema_forbids_is_refused(
+async def test_values_that_the_schema_forbids_are_refused(
     client: Client, resource: str, body: dict[str, object]
 ) -> None:
     whole = await described(client)
@@ -331,7 +331,7 @@ async def test_what_the_schema_forbids_is_refused(
     assert 422 == (await patch(client, resource, body)).status
 
 
-def test_runs_of_two_algorithms_take_the_settings_of_either() -> None:
+def test_runs_of_two_algorithms_accept_the_settings_of_either() -> None:
     whole = document_of("ppo", "dqn")
     schema = body_schema(whole, "/api/v1/runs/{run}/learner", "get", 200)
     assert 2 == len(schema["anyOf"])

@@ -19,8 +19,8 @@ from tianflow.config.model import HttpSettings
 from tianflow.core.events import HostExited
 from tianflow.rundir.control_file import ControlFile
 from tianflow.server.common.auth import Guard, Tokens
-from tianflow.server.run.server import address, answering, bind, runner_of
-from tianflow.server.service import run_client as asking
+from tianflow.server.run.server import address, bind, make_runner, serving_requests
+from tianflow.server.service import run_client
 from tianflow.server.service.relay import Relay, Relays
 from tianflow.server.service.routes import make_app
 from tianflow.server.service.run_client import NoAnswerError
@@ -41,18 +41,18 @@ async def front(world: World, **http: Any) -> AsyncIterator[Door]:
     """
     settings = HttpSettings(max_requests_per_s=10_000.0, **http)
     app = make_app(
-        house=world.house,
-        store=world.house._store,
-        asker=world.house._asker,
+        manager=world.manager,
+        store=world.manager._store,
+        client=world.manager._client,
         guard=Guard(tokens=Tokens("c", "r"), loopback=True),
         http=settings,
         allowed=(),
     )
-    bound = await bind(settings)
+    listener = await bind(settings)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
-        answering(runner_of(app), bound, limit=100),
-        aiohttp.ClientSession(address(bound), headers=CONTROL, connector=connector) as session,
+        serving_requests(make_runner(app), listener, limit=100),
+        aiohttp.ClientSession(address(listener), headers=CONTROL, connector=connector) as session,
     ):
         with ExitStack() as stack:
             yield Door(session, stack)
@@ -70,11 +70,11 @@ async def numbers(response: aiohttp.ClientResponse, count: int) -> list[int]:
     return seen
 
 
-async def told(world: World, count: int) -> None:
+async def wait_for_events(world: World, count: int) -> None:
     """The run tells so many events, and its server keeps them."""
-    run = world.child("a").run
+    run = world.process("a").run
     async with aiohttp.ClientSession() as session:
-        contact = await asyncio.to_thread(lambda: world.child("a").control)
+        contact = await asyncio.to_thread(lambda: world.process("a").control)
         assert contact is not None
         headers = {"Authorization": f"Bearer {contact.token}"}
         async with session.get(f"{contact.address}{EVENTS}", headers=headers) as response:
@@ -83,11 +83,11 @@ async def told(world: World, count: int) -> None:
             await numbers(response, count)
 
 
-async def test_a_run_tells_its_events_once_however_many_read_them(world: World) -> None:
+async def test_a_run_sends_its_events_once_for_any_number_of_readers(world: World) -> None:
     async with front(world, max_streams=MANY) as session:
         responses = [await session.get(EVENTS) for _ in range(MANY)]
         assert {200} == {response.status for response in responses}
-        world.child("a").run.events.publish(EXITED)
+        world.process("a").run.events.publish(EXITED)
         assert [[1]] * MANY == [await numbers(response, 1) for response in responses]
         assert 1 == sum(task.get_name() == "relay a" for task in asyncio.all_tasks())
         for response in responses:
@@ -99,14 +99,14 @@ async def test_a_run_tells_its_events_once_however_many_read_them(world: World) 
         await until(nobody)
 
 
-async def test_numbers_are_the_runs_own_and_a_reader_goes_on_where_it_left_off(
+async def test_numbers_are_those_of_the_run_and_a_reader_resumes(
     world: World,
 ) -> None:
-    await told(world, 5)
+    await wait_for_events(world, 5)
     async with front(world) as session:
         assert [4, 5] == await numbers(await session.get(EVENTS, headers={"Last-Event-ID": "3"}), 2)
         fresh = await session.get(EVENTS)
-        world.child("a").run.events.publish(EXITED)
+        world.process("a").run.events.publish(EXITED)
         assert [6] == await numbers(fresh, 1), "without a number, only what is to come"
         whole = await (await session.get(f"{EVENTS}?follow=false")).text()
         assert [1, 2, 3, 4, 5, 6] == [
@@ -115,9 +115,9 @@ async def test_numbers_are_the_runs_own_and_a_reader_goes_on_where_it_left_off(
         assert 400 == (await session.get(f"{EVENTS}?follow=yes")).status
 
 
-async def test_what_the_run_no_longer_keeps_is_told_as_lost_with_the_count(world: World) -> None:
-    await told(world, 600)
-    await told(world, 600)
+async def test_evicted_events_of_the_run_are_reported_as_lost_with_the_count(world: World) -> None:
+    await wait_for_events(world, 600)
+    await wait_for_events(world, 600)
     async with front(world) as session:
         for _ in range(2):  # with a new relay each time
             text = await (
@@ -131,7 +131,7 @@ async def test_what_the_run_no_longer_keeps_is_told_as_lost_with_the_count(world
             assert second.startswith("id: 177\n")
 
 
-async def test_the_place_of_who_leaves_a_quiet_stream_is_free_before_anything_is_written(
+async def test_a_disconnect_from_a_quiet_stream_releases_its_place_at_once(
     world: World,
 ) -> None:
     async with front(world, max_streams=1) as session:
@@ -147,10 +147,10 @@ async def test_the_place_of_who_leaves_a_quiet_stream_is_free_before_anything_is
         await until(free)  # within less than a heartbeat
 
 
-async def test_a_run_that_does_not_tell_is_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.2)
-    async with asking.RunClient() as asker:
-        relays = Relays(asker=asker)
+async def test_a_relay_of_a_run_that_does_not_answer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_client, "ANSWER_S", 0.2)
+    async with run_client.RunClient() as client:
+        relays = Relays(client=client)
         nobody = ControlFile(
             run="a", pid=1, start_time=0, address="http://127.0.0.1:9", token="t", read_token="r"
         )
@@ -180,7 +180,7 @@ class Telling:
     async def frames(self) -> tuple[int, list[bytes]]:
         """What a relay keeps of it, and how many before that it does not."""
         relay = Relay(
-            asker=self,
+            client=self,
             contact=ControlFile(run="a", pid=1, start_time=0, address="", token="", read_token=""),
         )  # type: ignore[arg-type]  # all it asks for
         await relay.ready
@@ -190,7 +190,7 @@ class Telling:
         return lost, [frame.text for frame in frames]
 
 
-async def test_what_comes_in_pieces_is_whole_and_comments_are_left_out() -> None:
+async def test_events_in_pieces_are_joined_and_comments_ignored() -> None:
     text = b"retry: 1\n\n:\n\nid: 7\nevent: x\ndata: {}\n\nid: 9\nevent: y\ndata: {}\n\n"
     assert (
         6,
@@ -198,7 +198,7 @@ async def test_what_comes_in_pieces_is_whole_and_comments_are_left_out() -> None
     ) == await Telling(text, text).frames()
 
 
-async def test_an_event_that_a_broken_connection_cut_off_is_that_of_the_next_connection() -> None:
+async def test_an_event_cut_off_by_a_broken_connection_is_read_from_the_next_one() -> None:
     torn, whole = (
         b"retry: 1\n\nid: 1\nevent: x\ndata: {",
         b"retry: 1\n\nid: 1\nevent: x\ndata: {}\n\n",

@@ -1,4 +1,4 @@
-"""The HTTP server: answers, refusals, who may do what, and how it begins and ends."""
+"""The HTTP server of a run: answers, refusals, access, start and end."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_components_audit_and_checkpoints_answer(client: Client, run: Fake
     )
 
 
-async def test_the_audit_is_told_a_page_at_a_time(client: Client, run: FakeRun) -> None:
+async def test_the_audit_log_is_read_page_by_page(client: Client, run: FakeRun) -> None:
     for action in ("pause", "resume", "pause"):
         await client.post(f"{RUN}/{action}", headers=CONTROL)
     newest = await (await client.get(f"{RUN}/audit?limit=2", headers=READ)).json()
@@ -186,7 +186,7 @@ async def test_the_audit_is_told_a_page_at_a_time(client: Client, run: FakeRun) 
         "limit=१",
     ],
 )
-async def test_a_page_that_is_none_is_400(client: Client, query: str) -> None:
+async def test_an_invalid_page_is_400(client: Client, query: str) -> None:
     assert 400 == (await client.get(f"{RUN}/audit?{query}", headers=READ)).status
 
 
@@ -241,11 +241,11 @@ async def test_metrics_follow_the_accept_header_and_count_requests(client: Clien
     "path",
     ["/api/v1/runs/other", "/api/v1/runs/other/balance", "/api/v1/nothing", f"{RUN}/nothing"],
 )
-async def test_what_is_not_there_is_404(client: Client, path: str) -> None:
+async def test_an_unknown_path_is_404(client: Client, path: str) -> None:
     await problem(await client.get(path, headers=READ), 404)
 
 
-async def test_an_unknown_run_names_those_there_are(client: Client) -> None:
+async def test_an_unknown_run_is_refused_with_the_known_ones(client: Client) -> None:
     assert (
         "fake"
         in (await problem(await client.post("/api/v1/runs/other/pause", headers=CONTROL), 404))[
@@ -254,7 +254,7 @@ async def test_an_unknown_run_names_those_there_are(client: Client) -> None:
     )
 
 
-async def test_a_wrong_method_says_which_are_right(client: Client) -> None:
+async def test_a_wrong_method_is_refused_with_the_accepted_ones(client: Client) -> None:
     response = await client.get(f"{RUN}/pause", headers=READ)
     await problem(response, 405)
     assert "POST" == response.headers["Allow"]
@@ -274,7 +274,7 @@ async def test_a_wrong_method_says_which_are_right(client: Client) -> None:
         ("stop", "stopping"),
     ],
 )
-async def test_actions_answer_the_state_they_lead_to_and_may_be_repeated(
+async def test_actions_return_the_resulting_state_and_may_be_repeated(
     client: Client, run: FakeRun, action: str, state: str
 ) -> None:
     for _ in range(2):
@@ -318,7 +318,7 @@ async def test_an_action_after_the_end_is_409(client: Client, run: FakeRun) -> N
         ("evaluation", {"every_s", "episodes"}),
     ],
 )
-async def test_a_resource_shows_what_can_be_changed(
+async def test_a_resource_shows_its_live_settings(
     client: Client, resource: str, keys: set[str]
 ) -> None:
     response = await client.get(f"{RUN}/{resource}", headers=READ)
@@ -360,7 +360,7 @@ async def test_a_whole_number_may_be_written_with_a_point(client: Client, run: F
         ("balance", {"parameters": {"gain": -(10**30)}}, "balance.parameters.gain"),
     ],
 )
-async def test_a_number_that_no_process_could_be_sent_changes_nothing(
+async def test_a_number_that_is_too_large_changes_nothing(
     client: Client, run: FakeRun, resource: str, body: object, path: str
 ) -> None:
     document = await problem(await patch(client, resource, body), 422)
@@ -369,9 +369,7 @@ async def test_a_number_that_no_process_could_be_sent_changes_nothing(
 
 
 @pytest.mark.parametrize("depth", [9, 500, 900])
-async def test_a_patch_nested_as_no_setting_is_is_422(
-    client: Client, run: FakeRun, depth: int
-) -> None:
+async def test_a_patch_nested_too_deeply_is_422(client: Client, run: FakeRun, depth: int) -> None:
     document = await problem(
         await patch(client, "balance", b'{"parameters": ' + b"[" * depth + b"]" * depth + b"}"), 422
     )
@@ -428,7 +426,7 @@ async def test_a_setting_that_needs_a_new_run_is_422(client: Client, run: FakeRu
 
 
 @pytest.mark.parametrize("body", [[1], 3, "text", None])
-async def test_a_body_that_is_no_object_is_422(client: Client, body: object) -> None:
+async def test_a_body_that_is_not_an_object_is_422(client: Client, body: object) -> None:
     await problem(await patch(client, "balance", body), 422)
 
 
@@ -457,7 +455,7 @@ async def test_an_infinite_number_is_422_with_a_readable_value(client: Client) -
 @pytest.mark.parametrize(
     "content_type", ["application/json", "text/plain", "application/json-patch+json"]
 )
-async def test_another_content_type_is_415_with_what_is_accepted(
+async def test_another_content_type_is_415_with_the_accepted_one(
     client: Client, content_type: str
 ) -> None:
     response = await patch(
@@ -498,7 +496,7 @@ async def test_tags_of_several_lines_are_one_list(client: Client) -> None:
 @pytest.mark.parametrize(
     "tag", ["", "1", '"1', '"1" "2"', '"1",', "*, *", '"a b"', 'w/"1"', '"1"; "2"']
 )
-async def test_what_is_no_list_of_tags_is_400(client: Client, run: FakeRun, tag: str) -> None:
+async def test_an_invalid_list_of_tags_is_400(client: Client, run: FakeRun, tag: str) -> None:
     await problem(await patch(client, "balance", {"max_staleness": 4}, **{"If-Match": tag}), 400)
     assert 1 == run.generation
 
@@ -529,14 +527,14 @@ async def test_a_large_body_of_unknown_length_is_413(client: Client) -> None:
         {"Authorization": "Bearer "},
     ],
 )
-async def test_without_a_token_nothing_is_told(client: Client, headers: dict[str, str]) -> None:
+async def test_without_a_token_nothing_is_revealed(client: Client, headers: dict[str, str]) -> None:
     for path in ("/api/v1/runs", RUN, f"{RUN}/balance", "/api/v1/runs/other"):
         response = await client.get(path, headers=headers)
         await problem(response, 401)
         assert "Bearer" == response.headers["WWW-Authenticate"]
 
 
-async def test_the_read_token_looks_and_changes_nothing(client: Client, run: FakeRun) -> None:
+async def test_the_read_token_reads_and_changes_nothing(client: Client, run: FakeRun) -> None:
     assert 200 == (await client.get(RUN, headers=READ)).status
     await problem(await client.post(f"{RUN}/stop", headers=READ), 403)
     await problem(await client.patch(f"{RUN}/balance", data="{}", headers=READ | MERGE), 403)
@@ -564,8 +562,8 @@ async def test_no_tokens_open_everything_on_loopback_only(run: FakeRun) -> None:
 
 
 @pytest.mark.parametrize(("control", "read"), [("a", ""), ("", "a"), ("a", "a")])
-def test_one_token_alone_is_refused(control: str, read: str) -> None:
-    with pytest.raises(ValueError, match="two different tokens or none"):
+def test_a_single_token_is_refused(control: str, read: str) -> None:
+    with pytest.raises(ValueError, match="two different tokens are required, or none"):
         Tokens(control, read)
 
 
@@ -610,14 +608,14 @@ async def test_an_unreadable_host_is_400(client: Client) -> None:
         "http://[x]",
     ],
 )
-async def test_a_page_of_another_origin_drives_nothing(
+async def test_a_page_of_another_origin_is_refused(
     client: Client, run: FakeRun, origin: str
 ) -> None:
     await problem(await client.post(f"{RUN}/stop", headers=CONTROL | {"Origin": origin}), 403)
     assert "running" == run.state
 
 
-async def test_the_servers_own_page_may(client: Client) -> None:
+async def test_the_servers_own_page_is_accepted(client: Client) -> None:
     own = str(client.make_url("/")).rstrip("/")
     assert 202 == (await client.post(f"{RUN}/pause", headers=CONTROL | {"Origin": own})).status
 
@@ -639,7 +637,7 @@ async def test_an_unexpected_error_leaks_nothing_and_is_logged(
     assert record.exc_info is not None
 
 
-async def test_answers_are_not_cached_nor_guessed_at(client: Client) -> None:
+async def test_answers_are_neither_cached_nor_sniffed(client: Client) -> None:
     for path in ("/livez", "/metrics", "/nothing"):
         response = await client.get(path, headers=READ)
         assert ("no-store", "nosniff") == (
@@ -674,7 +672,7 @@ async def test_a_server_announces_itself_and_cleans_up(run: FakeRun, tmp_path: P
         probe.bind(("127.0.0.1", server.port))
 
 
-async def test_the_server_samples_speeds_by_itself(run: FakeRun, tmp_path: Path) -> None:
+async def test_the_server_samples_rates_by_itself(run: FakeRun, tmp_path: Path) -> None:
     async with (
         serve(run, HttpSettings(), TOKENS, tmp_path) as server,
         aiohttp.ClientSession(server.address, headers=READ) as session,
@@ -686,17 +684,17 @@ async def test_the_server_samples_speeds_by_itself(run: FakeRun, tmp_path: Path)
     assert 1.0 == shown["throughput"]["updates_per_s"]["10"]
 
 
-async def test_a_taken_port_is_an_error_that_names_it(run: FakeRun, tmp_path: Path) -> None:
+async def test_a_port_in_use_is_an_error_that_names_it(run: FakeRun, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"http\.port = {port}: is taken on 127\.0\.0\.1"):
+        with pytest.raises(ConfigError, match=rf"http\.port = {port}: is in use on 127\.0\.0\.1"):
             async with serve(run, HttpSettings(port=port), TOKENS, tmp_path):
                 pass
     assert [] == names(tmp_path)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-async def test_a_host_that_is_not_here_is_an_error_that_names_it(
+async def test_a_host_of_another_machine_is_an_error_that_names_it(
     run: FakeRun, tmp_path: Path, host: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"http\.host"):
@@ -705,7 +703,9 @@ async def test_a_host_that_is_not_here_is_an_error_that_names_it(
 
 
 async def test_a_server_for_other_machines_needs_tokens(run: FakeRun, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="could control the run"):
+    with pytest.raises(
+        ConfigError, match="would let every machine that reaches this address control the run"
+    ):
         async with serve(run, HttpSettings(host="0.0.0.0"), NO_TOKENS, tmp_path):
             pass
     async with serve(run, HttpSettings(host="0.0.0.0"), TOKENS, tmp_path) as server:
@@ -738,7 +738,7 @@ async def test_the_server_ends_within_two_seconds_whatever_is_open(
     assert 1 == run.generation
 
 
-async def test_the_server_is_gone_when_its_user_fails(run: FakeRun, tmp_path: Path) -> None:
+async def test_the_server_ends_when_its_user_fails(run: FakeRun, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="user"):
         async with serve(run, HttpSettings(), TOKENS, tmp_path):
             raise ValueError("user")
@@ -765,7 +765,7 @@ def test_a_pid_used_again_is_not_the_same_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"run": "a"}', "[" * 100_000])
-def test_a_control_file_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_control_file_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "control.json").write_text(text)
     assert ControlFile.read(tmp_path) is None
 
@@ -774,7 +774,7 @@ def test_a_control_file_that_cannot_be_read_is_none(tmp_path: Path, text: str) -
 # --------------------------------------------------------------------------------------------------
 
 
-def test_speeds_are_over_their_own_windows() -> None:
+def test_rates_have_windows_of_their_own() -> None:
     run = FakeRun()
     rates = RunRates(read=run.statistics)
     assert rates.steps_per_s(10.0) is None

@@ -15,8 +15,7 @@ import pytest
 
 from tests.server.test_service import CONTROL, JSON, RUNS, SMALL, World, until, with_a_run
 from tianflow.server.common import sse as streams
-from tianflow.server.service import run_client as asking
-from tianflow.server.service import run_manager as house
+from tianflow.server.service import run_client, run_manager
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -41,9 +40,9 @@ async def played_by(world: World, talk: Talk) -> AsyncIterator[None]:
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    life = world.house.lives["a"]
-    assert life.contact is not None
-    life.contact = replace(life.contact, address=f"http://127.0.0.1:{port}")
+    managed = world.manager.active["a"]
+    assert managed.contact is not None
+    managed.contact = replace(managed.contact, address=f"http://127.0.0.1:{port}")
     try:
         yield
     finally:
@@ -86,16 +85,16 @@ async def garrulous(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 
 @pytest.mark.parametrize("talk", [silent, rude])
-async def test_a_run_that_gives_no_answer_is_503_and_costs_others_nothing(
+async def test_a_run_that_does_not_answer_is_503_and_does_not_affect_others(
     world: World, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.2)
-    monkeypatch.setattr(asking, "METRICS_S", 0.2)
-    monkeypatch.setattr(asking, "SILENT_S", 3600.0)
-    monkeypatch.setattr(house, "LOOK_S", 3600.0)
-    async with asking.RunClient() as impatient, played_by(world, talk):
-        for asker in (world.house._asker, impatient):
-            asker._session._timeout = impatient._session._timeout
+    monkeypatch.setattr(run_client, "ANSWER_S", 0.2)
+    monkeypatch.setattr(run_client, "METRICS_S", 0.2)
+    monkeypatch.setattr(run_client, "SILENCE_S", 3600.0)
+    monkeypatch.setattr(run_manager, "POLL_S", 3600.0)
+    async with run_client.RunClient() as impatient, played_by(world, talk):
+        for client in (world.manager._client, impatient):
+            client._session._timeout = impatient._session._timeout
         for path in ("", "/balance", "/events", "/components"):
             response = await asyncio.wait_for(
                 world.client.get(f"{RUNS}/a{path}", headers=CONTROL), 10.0
@@ -111,11 +110,13 @@ async def test_a_run_that_gives_no_answer_is_503_and_costs_others_nothing(
         )
 
 
-async def test_one_silent_run_does_not_cost_a_scraper_the_metrics_of_others() -> None:
-    assert asking.METRICS_S <= 0.5 * 5.0, "half of what prometheus.yml gives a scrape: its interval"
+async def test_a_silent_run_does_not_cost_the_metrics_of_others() -> None:
+    assert run_client.METRICS_S <= 0.5 * 5.0, (
+        "half of what prometheus.yml gives a scrape: its interval"
+    )
 
 
-async def test_a_reader_that_does_not_read_is_let_go(
+async def test_a_reader_that_does_not_read_is_disconnected(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "WRITE_S", 0.2)
@@ -144,7 +145,7 @@ def connections(world: World) -> int:
 
 
 async def test_a_disk_that_refuses_is_503(world: World) -> None:
-    await world.house.remember(world.house._store._ask, "DROP TABLE runs")
+    await world.manager.query(world.manager._store._execute, "DROP TABLE runs")
     body = json.dumps({"config": SMALL})
     answers = {
         path: await world.client.request(
@@ -160,13 +161,13 @@ async def test_a_disk_that_refuses_is_503(world: World) -> None:
     }
     for path, response in answers.items():
         assert (503, "5") == (response.status, response.headers["Retry-After"]), path
-        assert "remembered" in (await response.json())["detail"]
+        assert "the store of runs cannot be read" in (await response.json())["detail"]
     assert 503 == (await world.client.get("/readyz")).status
     assert 200 == (await world.client.get("/livez")).status
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "ключ"])
-async def test_a_key_that_cannot_be_kept_is_400(world: World, key: str) -> None:
+async def test_an_invalid_key_is_400(world: World, key: str) -> None:
     response = await world.client.post(
         RUNS, data=json.dumps({"config": SMALL}), headers=CONTROL | JSON | {"Idempotency-Key": key}
     )
@@ -192,7 +193,7 @@ async def test_a_key_of_other_bytes_is_400(world: World) -> None:
 
 @pytest.mark.parametrize("depth", [20, 300, 900, 5000])
 @pytest.mark.parametrize("where", ["config", "overrides"])
-async def test_a_config_nested_as_none_is_is_refused(world: World, depth: int, where: str) -> None:
+async def test_a_config_nested_too_deeply_is_refused(world: World, depth: int, where: str) -> None:
     nested = '{"a":' * depth + "1" + "}" * depth
     other = "" if where == "config" else f'"config": {json.dumps(SMALL)}, '
     response = await world.client.post(
@@ -202,7 +203,7 @@ async def test_a_config_nested_as_none_is_is_refused(world: World, depth: int, w
     assert "application/problem+json" == response.content_type
 
 
-async def test_text_that_no_file_could_hold_is_refused(world: World) -> None:
+async def test_text_that_a_file_cannot_hold_is_refused(world: World) -> None:
     config = (
         '{"env": {"id": "CartPole-v1", "kwargs": {"a": "\\ud800"}}, "algorithm": {"name": "ppo"}}'
     )

@@ -19,12 +19,12 @@ from tests.support.fakes_run import FakeRun
 from tests.support.refusing import full_disk
 from tianflow.errors import ConfigError
 from tianflow.observability.prometheus.prometheus import Exporter
-from tianflow.server.service import run_process as child
+from tianflow.server.service import run_process
 from tianflow.server.service.import_allowlist import require_allowed
 from tianflow.server.service.metrics import ServiceCollector, exposition
 from tianflow.server.service.run_process import RunFiles
 from tianflow.server.service.store import ReusedKeyError, RunStore, StoreError, TakenError
-from tianflow.server.service.tokens import read_or_make
+from tianflow.server.service.tokens import read_or_create
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -42,9 +42,7 @@ def add(store: RunStore, name: str, **more: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_record_is_there_after_the_store_was_opened_again(
-    store: RunStore, tmp_path: Path
-) -> None:
+def test_a_record_survives_reopening_the_store(store: RunStore, tmp_path: Path) -> None:
     add(store, "a")
     store.begin("a", now=2.0)
     record = RunStore(tmp_path / "runs.sqlite").get(
@@ -63,17 +61,17 @@ def test_a_record_is_there_after_the_store_was_opened_again(
     )
 
 
-def test_what_was_going_comes_before_what_waits(store: RunStore) -> None:
+def test_running_runs_come_before_pending_ones(store: RunStore) -> None:
     for name in "abcd":
         add(store, name)
     store.begin("c", now=2.0)
     store.end("b", state="done", reason="target", now=3.0)
-    assert ["c", "a", "d"] == [record.id for record in store.wanted(9)]
-    assert ["c", "a"] == [record.id for record in store.wanted(2)]
+    assert ["c", "a", "d"] == [record.id for record in store.startable(9)]
+    assert ["c", "a"] == [record.id for record in store.startable(2)]
     assert {"running": 1, "pending": 2, "done": 1} == store.counts()
 
 
-def test_an_end_is_remembered_and_a_queued_run_has_none(store: RunStore) -> None:
+def test_an_end_is_stored_and_a_queued_run_has_none(store: RunStore) -> None:
     add(store, "a")
     store.begin("a", now=2.0)
     store.end("a", state="failed", reason="it broke", now=3.0)
@@ -86,7 +84,7 @@ def test_an_end_is_remembered_and_a_queued_run_has_none(store: RunStore) -> None
     assert ("pending", "", None, 2.0) == (queued.state, queued.reason, queued.ended, queued.started)
 
 
-def test_a_second_beginning_keeps_the_first_start(store: RunStore) -> None:
+def test_a_second_start_keeps_the_time_of_the_first(store: RunStore) -> None:
     add(store, "a")
     store.begin("a", now=2.0)
     store.begin("a", now=9.0)
@@ -95,7 +93,7 @@ def test_a_second_beginning_keeps_the_first_start(store: RunStore) -> None:
     assert 2.0 == record.started
 
 
-def test_what_was_stopped_meanwhile_does_not_begin(store: RunStore) -> None:
+def test_a_run_stopped_meanwhile_does_not_begin(store: RunStore) -> None:
     add(store, "a")
     assert store.begin("a", now=2.0)
     store.end("a", state="stopped", reason="somebody", now=3.0)
@@ -111,7 +109,7 @@ def test_a_name_is_taken_once(store: RunStore) -> None:
         add(store, "a")
 
 
-def test_a_key_gives_the_same_run_again_and_nothing_else(store: RunStore) -> None:
+def test_a_key_gives_the_same_run_again_and_no_other(store: RunStore) -> None:
     first, new = store.add("a", config={}, source="s", now=1.0, key="k", body="digest")
     again, newer = store.add("b", config={}, source="s", now=2.0, key="k", body="digest")
     assert (True, False) == (new, newer)
@@ -141,16 +139,14 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
         RunStore(path)
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.sqlite"
     path.write_bytes(b"not a database, and long enough to be looked at" * 10)
     with pytest.raises(StoreError, match="runs.sqlite"):
         RunStore(path)
 
 
-def test_a_store_whose_bits_have_changed_is_refused_or_read_and_nothing_else(
-    store: RunStore, tmp_path: Path
-) -> None:
+def test_a_damaged_store_is_either_refused_or_read(store: RunStore, tmp_path: Path) -> None:
     for number in range(40):
         add(store, f"run-{number}", key=f"key-{number}")
     store.close()
@@ -172,7 +168,7 @@ def asked_everything(path: Path) -> str:
         return "refused"
     try:
         store.page(before=None, limit=500)
-        store.wanted(500)
+        store.startable(500)
         store.counts()
         store.begin("run-1", now=1.0)
         store.end("run-2", state="done", reason="", now=1.0)
@@ -184,7 +180,7 @@ def asked_everything(path: Path) -> str:
     return "read"
 
 
-def test_a_record_that_is_no_text_any_more_costs_no_other(store: RunStore, tmp_path: Path) -> None:
+def test_a_damaged_record_does_not_affect_others(store: RunStore, tmp_path: Path) -> None:
     add(store, "whole")
     add(store, "damaged")
     store.close()
@@ -197,10 +193,10 @@ def test_a_record_that_is_no_text_any_more_costs_no_other(store: RunStore, tmp_p
     ]
 
 
-def test_a_disk_that_refuses_is_an_error_of_ours(store: RunStore) -> None:
+def test_a_refusal_of_the_disk_is_a_store_error(store: RunStore) -> None:
     store.close()
     with pytest.raises(StoreError):
-        store.wanted(1)
+        store.startable(1)
 
 
 # RunFiles
@@ -224,7 +220,7 @@ def test_a_disk_that_refuses_is_an_error_of_ours(store: RunStore) -> None:
         ),
     ],
 )
-def test_who_was_told_to_rest_is_known_from_the_audit(
+def test_a_pause_is_known_from_the_audit_log(
     tmp_path: Path, lines: str | None, paused: bool
 ) -> None:
     files = RunFiles(tmp_path)
@@ -234,10 +230,10 @@ def test_who_was_told_to_rest_is_known_from_the_audit(
     assert paused == files.paused("a")
 
 
-def test_a_log_keeps_its_newest_lines_while_its_process_writes_on(
+def test_a_log_retains_its_newest_lines_while_its_process_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "LONGEST_LOG", 100)
+    monkeypatch.setattr(run_process, "LONGEST_LOG", 100)
     files = RunFiles(tmp_path)
     files.own.mkdir()
     files.trim("a")  # there is none yet
@@ -253,7 +249,7 @@ def test_a_log_keeps_its_newest_lines_while_its_process_writes_on(
 
 
 @pytest.mark.parametrize("text", [b"", b'{"state": "do', b"\xff", b"[" * 100_000, b"[]", b"5"])
-def test_a_summary_that_is_spoiled_is_none(tmp_path: Path, text: bytes) -> None:
+def test_a_damaged_summary_is_none(tmp_path: Path, text: bytes) -> None:
     files = RunFiles(tmp_path)
     files.run("a").mkdir()
     (files.run("a") / "summary.json").write_bytes(text)
@@ -326,11 +322,11 @@ def test_objects_of_modules_that_are_not_allowed_are_refused(
         ("run", "name", "anything"),
     ],
 )
-def test_names_of_what_is_installed_or_allowed_pass(section: str, key: str, value: object) -> None:
+def test_installed_and_allowed_names_pass(section: str, key: str, value: object) -> None:
     require_allowed({section: {key: value}}, ["tests.support.environments"])
 
 
-def test_a_module_that_only_begins_like_an_allowed_one_is_another() -> None:
+def test_a_module_with_the_prefix_of_an_allowed_one_is_not_allowed() -> None:
     with pytest.raises(ConfigError):
         require_allowed(
             {"env": {"id": "tests.environments_of_others:Env"}}, ["tests.support.environments"]
@@ -343,9 +339,9 @@ def test_a_module_that_only_begins_like_an_allowed_one_is_another() -> None:
 
 def test_tokens_are_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
-    made = read_or_make(path)
+    made = read_or_create(path)
     assert 0o600 == stat.S_IMODE(path.stat().st_mode)
-    assert made == read_or_make(path)
+    assert made == read_or_create(path)
     assert len({made.control, made.read, ""}) == 3
 
 
@@ -360,32 +356,32 @@ def test_tokens_are_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
         "]",
     ],
 )
-def test_a_token_file_that_guards_nothing_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_token_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.toml"
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="token-file"):
-        read_or_make(path)
+        read_or_create(path)
 
 
 def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
-    read_or_make(path)
+    read_or_create(path)
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
-        read_or_make(path)
+        read_or_create(path)
 
 
 def test_a_token_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
-        read_or_make(tmp_path / "missing" / "tokens.toml")
+        read_or_create(tmp_path / "missing" / "tokens.toml")
 
 
-def test_tokens_for_which_there_was_no_room_are_made_at_the_next_start(tmp_path: Path) -> None:
+def test_tokens_that_a_full_disk_refused_are_created_at_the_next_start(tmp_path: Path) -> None:
     with full_disk(), pytest.raises(ConfigError, match="cannot be used"):
-        read_or_make(tmp_path / "tokens.toml")
+        read_or_create(tmp_path / "tokens.toml")
     assert [] == list(tmp_path.iterdir())
-    assert read_or_make(tmp_path / "tokens.toml") == read_or_make(tmp_path / "tokens.toml")
+    assert read_or_create(tmp_path / "tokens.toml") == read_or_create(tmp_path / "tokens.toml")
 
 
 # Metrics
@@ -428,7 +424,7 @@ def test_metrics_of_all_runs_are_one_page_that_parses(accept: str) -> None:
     ]
 
 
-def test_metrics_say_of_each_run_what_it_says_itself() -> None:
+def test_metrics_of_each_run_are_its_own() -> None:
     def told(page: str) -> dict[tuple[Any, ...], float]:
         samples = [
             sample for family in text_string_to_metric_families(page) for sample in family.samples
@@ -447,7 +443,7 @@ def test_metrics_say_of_each_run_what_it_says_itself() -> None:
     assert told(page) == told(body.decode())
 
 
-def test_a_label_may_hold_what_ends_a_line_elsewhere() -> None:
+def test_a_label_may_hold_other_line_separators() -> None:
     name = "a\u2028b\x85c"
     body, _ = exposition(ServiceCollector(counts={}, restarts=0, requests={}), [page_of(name)], "")
     samples = [

@@ -1,4 +1,4 @@
-"""Rates that a run's history tells of."""
+"""Rates that are derived from a run's history."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def history(
     turn: float = 0.1,
     state: str = "running",
 ) -> list[Row]:
-    """A line a second, with so much more of everything in each."""
+    """One row a second, with constant growth of each counter."""
     shares = {
         "learner": {"busy": learner, "waiting:batch": 1 - learner},
         "actor": {"busy": actors, "waiting:turn": turn, "paused": 0.0},
@@ -59,27 +59,27 @@ def history(
 
 
 def test_times_are_where_time_went_over_how_often_it_went_there() -> None:
-    """640 steps a second, resets included, are 10 trajectories: two actors, busy for 0.8 of it,
+    """640 steps a second, with resets, are 10 trajectories: two actors, busy for 0.8 of the time,
     take 0.16 s for each.
     """
-    told = make_rates(rates_of(history(20), config()))
-    assert 0.16 == pytest.approx(told.trajectory_s)
-    assert 0.05 == pytest.approx(told.update_s)
-    assert 0.02 == pytest.approx(told.turn_s)
-    assert 60.0 == told.env_steps
+    found = make_rates(rates_of(history(20), config()))
+    assert 0.16 == pytest.approx(found.trajectory_s)
+    assert 0.05 == pytest.approx(found.update_s)
+    assert 0.02 == pytest.approx(found.turn_s)
+    assert 60.0 == found.env_steps
 
 
-def test_a_slowed_learner_is_told_from_a_slow_one() -> None:
-    told = make_rates(rates_of(history(20), config(learner={"slowdown": 4.0})))
-    assert 0.01 == pytest.approx(told.update_s)
+def test_a_slowed_learner_is_distinguished_from_a_slow_one() -> None:
+    found = make_rates(rates_of(history(20), config(learner={"slowdown": 4.0})))
+    assert 0.01 == pytest.approx(found.update_s)
 
 
-def test_actors_that_take_turns_tell_nothing_of_the_way_to_the_thread() -> None:
+def test_actors_that_share_a_thread_give_no_time_of_the_way_to_it() -> None:
     assert "turn_s" not in rates_of(history(20), cartpole(actors={"count": 2, "hosts": 1}))
 
 
 def varied(rows: list[Row], **learner: float) -> list[Row]:
-    """As a run of today writes them: with durations."""
+    """Rows with durations, as runs write them."""
     actor = {"count": 10, "mean": 0.16, "spread": 0.5, "skew": 1.0, "apart": 0.3}
     return [
         row
@@ -93,15 +93,13 @@ def varied(rows: list[Row], **learner: float) -> list[Row]:
     ]
 
 
-def test_what_varies_is_told_and_what_actors_differ_by_is_told_from_what_their_trajectories_do() -> (
-    None
-):
-    told = make_rates(rates_of(varied(history(20)), config()))
-    assert (pytest.approx(1.0), pytest.approx(2.0)) == (told.update_spread, told.update_skew)
+def test_spreads_are_derived_and_those_of_actors_differ_from_those_of_trajectories() -> None:
+    found = make_rates(rates_of(varied(history(20)), config()))
+    assert (pytest.approx(1.0), pytest.approx(2.0)) == (found.update_spread, found.update_skew)
     assert (pytest.approx(0.4), pytest.approx(0.3), pytest.approx(1.0)) == (
-        told.trajectory_spread,
-        told.actor_spread,
-        told.trajectory_skew,
+        found.trajectory_spread,
+        found.actor_spread,
+        found.trajectory_skew,
     )
     assert (
         rates_of(history(20), config()).items() <= rates_of(varied(history(20)), config()).items()
@@ -115,21 +113,21 @@ def test_what_is_constant_stays_constant() -> None:
 @pytest.mark.parametrize(
     "durations", [None, {}, {"actor": None, "learner": {}}, {"learner": {"count": 0}}]
 )
-def test_a_history_that_tells_of_no_spread_leaves_it_open(durations: Any) -> None:
+def test_a_history_without_durations_gives_no_spread(durations: Any) -> None:
     rows = [row | {"durations": durations} for row in history(20)]
     assert not {"update_spread", "trajectory_spread", "actor_spread"} & set(
         rates_of(rows, config())
     )
 
 
-def test_what_came_before_the_last_change_counts_no_more() -> None:
+def test_rows_before_the_last_change_do_not_count() -> None:
     before, after = history(20, learner=0.1), history(20, start=20)
     after[0]["marks"] = [{"t": 20.0, "kind": "change"}]
     assert rates_of(history(20), config()) == pytest.approx(rates_of([*before, *after], config()))
 
 
 @pytest.mark.parametrize("action", ["checkpoint", "pause", "stop"])
-def test_who_only_saves_or_stops_a_run_changes_nothing_that_was_learned_of_it(action: str) -> None:
+def test_saving_pausing_or_stopping_a_run_does_not_change_its_rates(action: str) -> None:
     rows = history(20)
     rows[-1]["marks"] = [{"t": 19.0, "kind": "change", "action": action, "paths": []}]
     assert rates_of(history(19), config()) == pytest.approx(rates_of(rows, config()), rel=0.02)
@@ -163,15 +161,15 @@ def test_shares_that_look_back_to_before_the_start_or_a_rest_are_left_out() -> N
         [{"t": float(t), "state": "running"} for t in range(20)],
     ],
 )
-def test_a_run_that_has_not_trained_tells_nothing(rows: list[Row]) -> None:
+def test_a_run_that_has_not_trained_is_refused(rows: list[Row]) -> None:
     with pytest.raises(ConfigError, match="has not trained"):
         rates_of(rows, config())
 
 
-def run_directory(folder: Path, made: Config, rows: list[Row]) -> Path:
+def run_directory(folder: Path, settings: Config, rows: list[Row]) -> Path:
     directory = folder / "earlier"
     directory.mkdir()
-    (directory / CONFIG_FILE).write_text(to_toml(made))
+    (directory / CONFIG_FILE).write_text(to_toml(settings))
     (directory / NAME).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return directory
 
@@ -189,23 +187,23 @@ def test_counts_bounds_and_speeds_may_differ_from_those_of_the_run(tmp_path: Pat
     )
 
 
-def test_an_update_of_twice_the_trajectories_is_supposed_to_take_twice_the_time(
+def test_an_update_of_twice_the_trajectories_is_assumed_to_take_twice_the_time(
     tmp_path: Path,
 ) -> None:
     directory, own = run_directory(tmp_path, config(), history(20)), config()
     twice = cartpole(algorithm={"batch_trajectories": 2 * own.algorithm.batch_trajectories})
-    told, supposed = read_like(directory, twice)
-    assert 2 * rates_of(history(20), own)["update_s"] == pytest.approx(told["update_s"])  # type: ignore[operator]
-    assert "update_s" in supposed
+    found, assumed = read_like(directory, twice)
+    assert 2 * rates_of(history(20), own)["update_s"] == pytest.approx(found["update_s"])  # type: ignore[operator]
+    assert "update_s" in assumed
 
 
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ({"env": {"num_envs": 8}}, "another env,"),
-        ({"network": {"hidden": [32]}}, "another network,"),
-        ({"algorithm": {"epochs": 3}}, "another algorithm,"),
-        ({"actors": {"rollout_steps": 32}}, "another actors.rollout_steps,"),
+        ({"env": {"num_envs": 8}}, "differs in env,"),
+        ({"network": {"hidden": [32]}}, "differs in network,"),
+        ({"algorithm": {"epochs": 3}}, "differs in algorithm,"),
+        ({"actors": {"rollout_steps": 32}}, "differs in actors.rollout_steps,"),
     ],
 )
 def test_other_work_takes_another_time(
@@ -216,12 +214,11 @@ def test_other_work_takes_another_time(
         read_like(directory, cartpole(**sections))
 
 
-def test_what_a_simulation_is_told_of_a_history_it_gives_back() -> None:
+def test_a_simulation_reproduces_the_rates_of_its_history() -> None:
     """Ten trajectories and ten updates a second; the learner is busy for half of the time."""
-    made = config(balance={"max_staleness": 4})
-    outcome = Simulation(made, make_rates(rates_of(history(20, turn=0.0, actors=1.0), made))).run(
-        updates=200, warmup=20
-    )
+    settings = config(balance={"max_staleness": 4})
+    given = make_rates(rates_of(history(20, turn=0.0, actors=1.0), settings))
+    outcome = Simulation(settings, given).run(updates=200, warmup=20)
     assert 600.0 == pytest.approx(outcome.steps_per_s, rel=0.03)
     assert 10.0 == pytest.approx(outcome.updates_per_s, rel=0.03)
     assert 0.5 == pytest.approx(outcome.learner["busy"], abs=0.02)
@@ -246,25 +243,25 @@ def test_the_command_takes_a_run_by_name_and_replaces_single_rates(tmp_path: Pat
         ],
     )
     assert 0 == result.exit_code, result.output
-    told, supposed = (json.loads(result.stdout)[key] for key in ("rates", "supposed"))
-    assert (0.25, pytest.approx(0.16)) == (told["update_s"], told["trajectory_s"])
+    found, assumed = (json.loads(result.stdout)[key] for key in ("rates", "assumed"))
+    assert (0.25, pytest.approx(0.16)) == (found["update_s"], found["trajectory_s"])
     assert {
         "latency_s": 0.001,
         "learner_latency_s": 0.001,
         "trajectory_spread": 0.1,
         "update_spread": 0.0,
-    } == supposed
+    } == assumed
     missing = CliRunner().invoke(
         cli.app, ["simulate", source, "--like", "erlier", "--runs-dir", str(tmp_path)]
     )
     assert (1, True) == (missing.exit_code, "did you mean 'earlier'?" in missing.stderr)
 
 
-def test_the_command_says_what_it_supposes_and_only_that(tmp_path: Path) -> None:
+def test_the_command_names_its_assumptions_and_only_them(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, config(), history(20))
     source = str(directory / CONFIG_FILE)
 
-    def said(*more: str) -> str:
+    def assumed(*more: str) -> str:
         result = CliRunner().invoke(
             cli.app,
             [
@@ -280,16 +277,14 @@ def test_the_command_says_what_it_supposes_and_only_that(tmp_path: Path) -> None
             ],
         )
         assert 0 == result.exit_code, result.output
-        return next(
-            (line for line in result.stdout.splitlines() if line.startswith("supposed")), ""
-        )
+        return next((line for line in result.stdout.splitlines() if line.startswith("assumed")), "")
 
-    assert said().endswith(
+    assert assumed().endswith(
         ": latency_s = 0.001, learner_latency_s = 0.001, trajectory_spread = 0.1, update_spread = 0"
     )
-    assert said("rates.latency_s=0", "rates.update_spread=1").endswith(
+    assert assumed("rates.latency_s=0", "rates.update_spread=1").endswith(
         ": learner_latency_s = 0.001, trajectory_spread = 0.1"
     )
     (directory / NAME).write_text("".join(json.dumps(row) + "\n" for row in varied(history(20))))
-    assert said().endswith(": latency_s = 0.001, learner_latency_s = 0.001")
-    assert "" == said("rates.latency_s=0", "rates.learner_latency_s=0")
+    assert assumed().endswith(": latency_s = 0.001, learner_latency_s = 0.001")
+    assert "" == assumed("rates.latency_s=0", "rates.learner_latency_s=0")

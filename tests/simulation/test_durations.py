@@ -1,4 +1,4 @@
-"""Times that a simulation draws."""
+"""Durations that a simulation draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever it is asked for, a simulation is refused or ends, and says how far it is."""
+"""A simulation is refused or ends, whatever its arguments are, and reports its progress."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def config(*, count: int = 4, batch: int = 2, slowdown: float = 0.0) -> Config:
     ],
 )
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300"])
-def test_a_time_is_a_number_that_somebody_could_wait_for(name: str, value: str) -> None:
+def test_a_duration_outside_the_accepted_range_is_refused(name: str, value: str) -> None:
     result = run(f"rates.{name}={value}")
     assert 2 == result.exit_code
     assert result.stderr.startswith(f"rates.{name} = ")
@@ -80,7 +80,7 @@ def test_a_time_is_a_number_that_somebody_could_wait_for(name: str, value: str) 
         "weights_bytes=1e300",
     ],
 )
-def test_a_rate_that_nothing_has_is_refused_by_name(given: str) -> None:
+def test_an_impossible_rate_is_refused_by_name(given: str) -> None:
     result = run(f"rates.{given}")
     assert 2 == result.exit_code
     assert result.stderr.startswith(f"rates.{given.partition('=')[0]} = ")
@@ -98,7 +98,7 @@ def test_a_rate_that_nothing_has_is_refused_by_name(given: str) -> None:
         (
             ("learner.slowdown=1e300",),
             (
-                "--updates = 220: would last 2.2e+302 s of virtual time: an update takes 1e+300 s "
+                "--updates = 220: would take 2.2e+302 s of virtual time: an update takes 1e+300 s "
                 "(rates.update_s"
             ),
         ),
@@ -108,16 +108,16 @@ def test_a_rate_that_nothing_has_is_refused_by_name(given: str) -> None:
         ),
         (
             ("algorithm.batch_trajectories=1000000000",),
-            "algorithm.batch_trajectories = 1000000000: no run has slots",
+            "algorithm.batch_trajectories = 1000000000: exceeds the slots",
         ),
         (("algorithm.batch_trajectories=60000",), "a batch of 60000 takes 6e+04 s"),
         (
             ("rates.bandwidth=1", "rates.weights_bytes=1e9"),
-            "rates.bandwidth = 1.0: what crosses a link would take 1e+09 s",
+            "rates.bandwidth = 1.0: a transfer over a link would take 1e+09 s",
         ),
     ],
 )
-def test_what_would_go_on_for_ever_is_refused_by_name(
+def test_a_simulation_that_would_take_too_long_is_refused_by_name(
     arguments: tuple[str, ...], words: str
 ) -> None:
     result = run(*arguments)
@@ -125,12 +125,12 @@ def test_what_would_go_on_for_ever_is_refused_by_name(
     assert words in result.stderr
 
 
-def test_what_lasts_long_may_be_simulated_up_to_an_end() -> None:
+def test_a_long_simulation_may_run_up_to_a_limit() -> None:
     result = run("rates.trajectory_s=500000", "--seconds", "30", "--json")
     assert (0, "starting") == (result.exit_code, json.loads(result.stdout)["bottleneck"])
 
 
-def test_how_long_it_would_last_is_set_by_the_slower_side() -> None:
+def test_the_slower_side_decides_how_long_a_simulation_would_take() -> None:
     slow = MeasuredRates(
         trajectory_s=MOST_S / 1e4, update_s=1.0, straggler_share=0.5, straggler_factor=2.0
     )
@@ -148,18 +148,18 @@ def test_how_long_it_would_last_is_set_by_the_slower_side() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_clock_comes_back_though_time_stands_still() -> None:
+def test_a_clock_returns_though_time_stands_still() -> None:
     clock = Clock()
 
     def again() -> None:
         clock.at(0.0, again)
 
     again()
-    assert clock.work(until=1.0)
+    assert clock.advance(until=1.0)
     assert (0.0, AT_MOST + 1) == (clock.now, clock.events)
 
 
-def test_patience_is_over_when_nothing_comes_of_many_events_or_of_much_time() -> None:
+def test_patience_is_over_after_many_events_or_much_time_without_an_update() -> None:
     rates = MeasuredRates(trajectory_s=1.0, update_s=1.0)
     for step in ({"now": 1e4}, {"events": 10**7}):
         patience = Patience(config(), rates)
@@ -180,8 +180,8 @@ def test_patience_is_over_when_nothing_comes_of_many_events_or_of_much_time() ->
         )
 
 
-def test_actors_that_fail_before_anything_is_whole_are_called_stalled() -> None:
-    """There is always something due, and virtual time goes on: only nothing comes of it."""
+def test_actors_that_fail_before_they_commit_are_reported_as_stalled() -> None:
+    """Events remain and virtual time advances, but no trajectory is committed."""
     result = run("rates.failures_per_hour=360000", "rates.restart_s=0.1", "--json")
     assert (1, "stalled", 0) == (
         result.exit_code,
@@ -190,8 +190,8 @@ def test_actors_that_fail_before_anything_is_whole_are_called_stalled() -> None:
     )
 
 
-def test_one_that_ended_in_its_warm_up_says_so() -> None:
-    assert "more --seconds, or less --warmup" in run("--seconds", "3").stdout
+def test_a_simulation_that_ends_in_its_warm_up_says_so() -> None:
+    assert "use more --seconds or less --warmup" in run("--seconds", "3").stdout
 
 
 EXTREMES = st.fixed_dictionaries(
@@ -220,7 +220,7 @@ EXTREMES = st.fixed_dictionaries(
     bound=st.sampled_from([0, 2, "unbounded"]),
     patience=st.sampled_from([0.0, 1e300]),
 )
-def test_whatever_rates_may_be_it_ends_within_the_bound(
+def test_with_any_rates_a_simulation_ends_within_the_bound(
     rates: dict[str, Any], bound: int | str, patience: float
 ) -> None:
     whole = cartpole(
@@ -237,18 +237,18 @@ def test_whatever_rates_may_be_it_ends_within_the_bound(
     )
 
 
-def test_times_are_positive_however_seldom_one_is_not_next_to_nothing() -> None:
+def test_durations_are_positive_though_most_are_near_zero() -> None:
     drawn = Durations(mean=1.0, spread=1e3, skew=0.0, random=np.random.default_rng(1))
     assert 0.0 < min(drawn.draw() for _ in range(2048))
 
 
-# Told
+# Progress
 # --------------------------------------------------------------------------------------------------
 
 
-def test_what_takes_a_while_says_how_far_it_is_and_how_long_it_will_take() -> None:
-    now, said = [0.0], list[str]()
-    progress = Progress(said.append, clock=lambda: now[0])
+def test_a_long_simulation_reports_its_progress_and_the_time_to_go() -> None:
+    now, lines = [0.0], list[str]()
+    progress = Progress(lines.append, clock=lambda: now[0])
     for now[0], part in (
         (EVERY_S - 0.1, 0.1),
         (EVERY_S, 0.0),
@@ -256,20 +256,20 @@ def test_what_takes_a_while_says_how_far_it_is_and_how_long_it_will_take() -> No
         (4 * EVERY_S, 0.2),
         (8 * EVERY_S, 0.001),
     ):
-        progress(lambda part=part: ProgressState(updates=7, now=12.5, part=part))  # type: ignore[misc]
+        progress(lambda part=part: ProgressState(updates=7, now=12.5, fraction=part))  # type: ignore[misc]
     assert [
-        "7 updates, 12.5 s of virtual time, 0.0%; no end in sight yet",
+        "7 updates, 12.5 s of virtual time, 0.0%; time to go is unknown yet",
         "7 updates, 12.5 s of virtual time, 20.0%; about 80 s to go",
         "7 updates, 12.5 s of virtual time, 0.1%; about 11 hours to go",
-    ] == said
+    ] == lines
 
 
-def test_the_part_that_is_done_is_that_of_whichever_end_comes_first() -> None:
+def test_progress_is_measured_against_the_limit_that_comes_first() -> None:
     parts = []
     rates = MeasuredRates(trajectory_s=1.0, update_s=1.0, trajectory_spread=0.0)
     for seconds in (10.0, math.inf):
         Simulation(config(), rates).run(
-            updates=20, seconds=seconds, tell=lambda standing: parts.append(standing().part)
+            updates=20, seconds=seconds, report=lambda progress: parts.append(progress().fraction)
         )
         assert sorted(parts) == parts
         assert 0.9 < parts[-1] <= 1.0

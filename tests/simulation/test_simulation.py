@@ -102,7 +102,7 @@ def test_actors_of_one_host_take_turns() -> None:
     assert alone.steps_per_s / 2 == pytest.approx(shared.steps_per_s, rel=0.03)
 
 
-def test_a_slow_link_costs_time_and_age() -> None:
+def test_a_slow_link_costs_time_and_staleness() -> None:
     near, far = (
         Simulation(config(bound=1), rates(update_s=1.0, latency_s=delay)).run(
             updates=100, warmup=10
@@ -144,7 +144,7 @@ def test_stragglers_are_cut_and_keep_their_share() -> None:
     assert 0.04 < steps[0] / steps[-1] < 0.2  # naturally a tenth
 
 
-def test_failures_lose_what_was_in_the_making_and_actors_come_back() -> None:
+def test_failures_lose_trajectories_in_progress_and_actors_restart() -> None:
     simulation = Simulation(
         config(count=8, batch=4, bound=1), rates(failures_per_hour=360.0, restart_s=5.0), seed=2
     )
@@ -152,7 +152,7 @@ def test_failures_lose_what_was_in_the_making_and_actors_come_back() -> None:
     assert outcome.dropped["died"] > 0
     assert 5 / 15 == pytest.approx(
         outcome.shares_of_actors["down"], abs=0.05
-    )  # fails every 10 s, is away for 5
+    )  # fails every 10 s, is down for 5
     assert not broken_identity(simulation.ledger)
 
 
@@ -173,9 +173,7 @@ def test_other_controllers_run_as_they_are() -> None:
 
 
 class Judged(Simulation):
-    """Remembers the age of everything that an update used, by the versions that learner and actors
-    really had.
-    """
+    """Records the staleness of all that an update used, by the versions of learner and actors."""
 
     def _use(self, batch: Batch) -> None:
         super()._use(batch)
@@ -190,8 +188,8 @@ class Judged(Simulation):
 
 
 class Tightening:
-    """A controller that takes the bound from 3 to 0 in the middle of an update, when the next batch lies
-    ready and is older.
+    """A controller that lowers the bound from 3 to 0 in the middle of an update, when a prefetched
+    batch is staler.
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:
@@ -199,15 +197,20 @@ class Tightening:
         return (SetBound(0 if late else 3), SetCredits(16))
 
 
-def test_what_lay_ready_when_the_bound_sank_is_not_used() -> None:
+def test_a_prefetched_batch_that_a_lower_bound_excludes_is_not_used() -> None:
     given = config(bound=3, balance={"controller": "tests.simulation.test_simulation:Tightening"})
     simulation = Judged(given, rates(update_s=2.0))
-    given_back, give_back = [], simulation.desk.give_back
-    simulation.desk.give_back = lambda tickets: (given_back.append(tickets), give_back(tickets))[1]  # type: ignore[method-assign]
+    returned, give_back = [], simulation.exchange.give_back
+
+    def record(tickets: Iterable[int]) -> None:
+        returned.append(tickets)
+        give_back(tickets)
+
+    simulation.exchange.give_back = record  # type: ignore[method-assign]
     outcome = simulation.run(updates=40)
-    assert 1 == len(given_back)
+    assert 1 == len(returned)
     assert {3, 0} == {bound for bound, _ in simulation.used}
-    assert all(age <= bound for bound, age in simulation.used)
+    assert all(staleness <= bound for bound, staleness in simulation.used)
     assert (40, 0) == (outcome.updates, outcome.staleness.violations)
     assert outcome.dropped["expired"] >= 4
 
@@ -275,21 +278,21 @@ def small(case: dict[str, Any]) -> Config:
     seed=1,
 )  # one fails while it waits for weights, and the other one of its host has the turn when they come
 @given(case=SMALL, hard=HARD, seed=st.integers(0, 5))
-def test_the_bound_holds_and_nothing_stops_whatever_happens(
+def test_the_bound_holds_and_updates_continue_in_every_case(
     case: dict[str, Any], hard: MeasuredRates, seed: int
 ) -> None:
     simulation = Judged(small(case), hard, seed=seed)
     outcome = simulation.run(updates=25, seconds=3e4)
     assert 25 == outcome.updates
-    oldest = max(age for _, age in simulation.used)
-    assert oldest <= case["bound"]
+    stalest = max(staleness for _, staleness in simulation.used)
+    assert stalest <= case["bound"]
     assert 0 == outcome.staleness.violations
     assert outcome.staleness.max is not None
-    assert outcome.staleness.max <= oldest
+    assert outcome.staleness.max <= stalest
     assert not broken_identity(simulation.ledger)
 
 
-def test_a_run_in_which_nobody_goes_on_is_called_stalled() -> None:
+def test_a_run_that_cannot_continue_is_reported_as_stalled() -> None:
     simulation = Simulation(config(), rates())
     simulation.ledger.hold_grants(True)
     outcome = simulation.run(updates=10)
@@ -297,7 +300,7 @@ def test_a_run_in_which_nobody_goes_on_is_called_stalled() -> None:
 
 
 @pytest.mark.parametrize("env_steps", [0.25, 2.4, 7.6])
-def test_where_episodes_end_each_trajectory_has_a_whole_number_of_steps_and_all_have_what_the_rate_says(
+def test_each_trajectory_has_a_whole_number_of_steps_whose_mean_is_the_rate(
     env_steps: float,
 ) -> None:
     outcome = Simulation(config(bound=4, steps=8), rates(update_s=0.01, env_steps=env_steps)).run(
@@ -308,7 +311,7 @@ def test_where_episodes_end_each_trajectory_has_a_whole_number_of_steps_and_all_
     )
 
 
-def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there_already() -> None:
+def test_the_way_to_the_compute_thread_costs_time_only_if_no_grant_waits_there() -> None:
     plain = rates(update_s=0.5, turn_s=0.25, trajectory_spread=0.0)
     alone = Simulation(config(count=1, batch=1, bound=0), plain).run(updates=50, warmup=10)
     assert 1 / (0.25 + 1.0 + 0.5) == pytest.approx(alone.updates_per_s, rel=0.01)
@@ -317,9 +320,7 @@ def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there
 
 
 def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bound() -> None:
-    """More than a run may have. Everything that happens to a trajectory is a few events, however
-    many others there are.
-    """
+    """More than a run may have. A trajectory takes a few events, however many others exist."""
     hard = rates(
         update_s=0.05,
         trajectory_spread=0.3,
@@ -330,7 +331,7 @@ def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bo
     simulation = Judged(config(batch=500, bound=10), hard, actors=10_000, seed=1)
     outcome = simulation.run(updates=25)
     assert (10_000, 25, 0) == (outcome.actors, outcome.updates, outcome.staleness.violations)
-    assert 10 == max(age for _, age in simulation.used)
+    assert 10 == max(staleness for _, staleness in simulation.used)
     assert outcome.cuts > 0
     assert {"died"} <= set(outcome.dropped) <= {"died", "straggler"}
     assert not broken_identity(simulation.ledger)
@@ -385,29 +386,29 @@ def test_the_command_takes_rates_from_a_file_and_overrides(tmp_path: Path) -> No
     ("arguments", "words"),
     [
         (("pendulum_sac", "rates.trajectory_s=1", "rates.update_s=1"), "learns from replay"),
-        (("cartpole_ppo", "rates.trajectory_s=1"), "rates.update_s: nobody can tell it"),
+        (("cartpole_ppo", "rates.trajectory_s=1"), "rates.update_s: is missing"),
         (
             ("cartpole_ppo", "rates.trajectory_s=1", "rates.update_s=1", "rates.speed=1"),
-            "is no rate",
+            "is not a rate",
         ),
         (("cartpole_ppo", "rates.trajectory_s=-1", "rates.update_s=1"), "rates.trajectory_s = -1"),
-        (("cartpole_ppo", "--rates", "."), "a run is given with --like"),
+        (("cartpole_ppo", "--rates", "."), "use --like for a run"),
         (
             ("cartpole_ppo", "actors=0", "rates.trajectory_s=1", "rates.update_s=1"),
             "a whole number from 1",
         ),
         (
             ("cartpole_ppo", "actors=many", "rates.trajectory_s=1", "rates.update_s=1"),
-            "is not how many actors",
+            "is not a valid number of actors",
         ),
         (("cartpole_ppo", "--rates", "no-such-file.toml"), "No such file"),
         (
             ("cartpole_ppo", "actors.count=0", "rates.trajectory_s=1", "rates.update_s=1"),
-            "nobody would sample",
+            "without actors no trajectory is sampled",
         ),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_with_a_sentence(
+def test_an_impossible_simulation_is_refused_with_a_sentence(
     arguments: tuple[str, ...], words: str
 ) -> None:
     result = run(*arguments)
@@ -415,7 +416,7 @@ def test_what_cannot_be_simulated_is_refused_with_a_sentence(
     assert words in result.stderr
 
 
-def test_a_rate_that_is_no_number_is_named() -> None:
+def test_a_rate_that_is_not_a_number_is_named() -> None:
     with pytest.raises(ConfigError, match=r"rates\.update_s"):
         make_rates({"trajectory_s": 1.0, "update_s": "fast"})
 
@@ -434,8 +435,8 @@ def test_rates_are_measured_from_the_config_itself() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(delays=st.lists(st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.0]), max_size=4), max_size=8))
-def test_what_is_due_happens_in_order_of_time_and_of_asking(delays: list[list[float]]) -> None:
-    """Each of the first things asks for more when it happens."""
+def test_events_happen_in_order_of_time_and_of_scheduling(delays: list[list[float]]) -> None:
+    """Each of the first events schedules more when it happens."""
     clock, asked, happened, happened_at = Clock(), [], [], []
     clock.expect(2.0)
 
@@ -454,7 +455,7 @@ def test_what_is_due_happens_in_order_of_time_and_of_asking(delays: list[list[fl
         ask(sum(then) % 3.0, then)
     assert min((due for due, _ in asked), default=None) == clock.next
     for until in (0.5, 1.0, 2.5, math.inf):
-        while clock.work(until):
+        while clock.advance(until):
             happened_at.append(clock.now)
         assert [due for due in sorted(asked) if due[0] <= until] == happened
     assert [due for due, _ in sorted(asked)][: len(happened_at)] == happened_at

@@ -30,7 +30,7 @@ from tianflow.errors import ConfigError, StateConflictError
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import State
 from tianflow.replay.rate_limiter import Limiter
-from tianflow.rundir.audit_log import KEPT_RECORDS, AuditPage
+from tianflow.rundir.audit_log import RECORDS_IN_MEMORY, AuditPage
 
 ENDED = ("done", "failed", "stopped")
 BATCH = 2
@@ -332,7 +332,7 @@ class FakeRun:
         return len(self._audit)
 
     def audit(self) -> Sequence[Mapping[str, object]]:
-        return tuple(self._audit)[-KEPT_RECORDS:]
+        return tuple(self._audit)[-RECORDS_IN_MEMORY:]
 
     async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
         end = len(self._audit) if before is None else min(before, len(self._audit))

@@ -1,1 +1,1 @@
-"""The command line: every command, and the only user of typer and rich."""
+"""The command line: all commands, and the only user of typer and rich."""

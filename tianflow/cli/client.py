@@ -1,5 +1,5 @@
-"""A plain client of a run's control server, for the command line: finds the run, asks, and tells
-refusals readably.
+"""HTTP client of the command line: finds a run, sends requests, follows its event stream, and turns
+refusals into messages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +23,61 @@ RESOURCES = {
     section: section
     for section in ("actors", "balance", "evaluation", "learner", "replay", "weights")
 } | {"algorithm": "learner"}
-"""Where the live settings of each section are read and changed."""
+"""HTTP resource of the live settings of each section."""
 
 ALL = tuple(dict.fromkeys(RESOURCES.values()))
 MERGE_PATCH = "application/merge-patch+json"
+ANSWER_S = 10.0
+"""Timeout of a request, in seconds."""
+SILENCE_S = 45.0
+"""Timeout of an event stream: three heartbeats of the server."""
+LONGEST_LINE = 2**20
 _BAD_REQUESTS = {400, 413, 415, 422}
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Ignores a proxy in the environment: requests go to this machine or to a given service."""
 
 
 class RunNotFoundError(TianflowError):
-    """No such run is going on, or the wish does not say which one is meant."""
+    """No active run matches, or several do."""
 
 
 class RequestError(TianflowError):
-    """The run refused, or did not answer. ``bad`` is True when the request itself was at fault;
-    ``problems`` are its fields that were.
+    """The run refused the request, or did not answer.
+
+    Attributes:
+        bad: True when the request itself was at fault.
+        problems: fields of the request that were refused.
+        status: HTTP status of the refusal; 0 without an answer.
     """
 
     def __init__(
-        self, message: str, *, bad: bool = False, problems: Sequence[Problem] = ()
+        self, message: str, *, bad: bool = False, problems: Sequence[Problem] = (), status: int = 0
     ) -> None:
-        self.bad, self.problems = bad, tuple(problems)
+        self.bad, self.problems, self.status = bad, tuple(problems), status
         super().__init__(message)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamedEvent:
+    """One event of a run. ``number`` is 0 for a loss that the client noticed."""
+
+    number: int
+    kind: str
+    data: Mapping[str, Any]
+
+
+# Finding a run
+# --------------------------------------------------------------------------------------------------
+
+
 def running(runs_dir: Path) -> dict[str, ControlFile]:
-    """The control files of all runs under ``runs_dir`` that are going on, by id."""
+    """Control files of the active runs under ``runs_dir``, by id."""
     found = [ControlFile.read(path.parent) for path in sorted(runs_dir.glob(f"*/{NAME}"))]
     return {file.run: file for file in found if file is not None and file.alive}
 
 
-def broken_off(runs_dir: Path) -> list[str]:
-    """Runs under ``runs_dir`` whose process is gone though they have not ended: it was killed, or
-    the machine was.
-    """
+def crashed(runs_dir: Path) -> list[str]:
+    """Runs under ``runs_dir`` that did not end, but whose process does not exist any more."""
     found = {
         path.parent.name: ControlFile.read(path.parent)
         for path in sorted(runs_dir.glob(f"*/{NAME}"))
@@ -63,57 +86,69 @@ def broken_off(runs_dir: Path) -> list[str]:
 
 
 def service(runs_dir: Path) -> ControlFile | None:
-    """Where the service that holds the runs in ``runs_dir`` answers; None when there is none."""
+    """Control file of the service that manages ``runs_dir``; None if no service is active."""
     found = ControlFile.read(runs_dir, SERVICE)
     return found if found is not None and found.alive else None
 
 
 def find(runs_dir: Path, run: str | None) -> ControlFile:
-    """The control file of ``run``, or of the one run that is going on. A service answers for those
-    that wait or have ended.
+    """Control file of ``run``, or of the only active run.
+
+    The service answers for its pending and finished runs.
 
     Raises:
-        RunNotFoundError: naming the runs that are going on.
+        RunNotFoundError: naming the active runs.
     """
-    here = running(runs_dir)
-    names, where = ", ".join(here) or "none", str(runs_dir)
+    active = running(runs_dir)
+    names, where = ", ".join(active) or "none", str(runs_dir)
     if run is None:
-        if len(here) == 1:
-            return next(iter(here.values()))
-        wish = (
+        if len(active) == 1:
+            return next(iter(active.values()))
+        advice = (
             "name one"
-            if here
-            else "start one with `tianflow train`, or say with --runs-dir where runs are kept"
+            if active
+            else "start one with `tianflow train`, or name the directory of runs with --runs-dir"
         )
-        raise RunNotFoundError(f"{len(here)} runs are going on in {where!r} ({names}): {wish}")
-    if run in here:
-        return here[run]
-    if (holder := service(runs_dir)) is not None and _knows(holder, run):
-        return replace(holder, run=run)
+        raise RunNotFoundError(f"{len(active)} runs are active in {where!r} ({names}): {advice}")
+    if run in active:
+        return active[run]
+    if (manager := service(runs_dir)) is not None and _knows(manager, run):
+        return replace(manager, run=run)
     known = run not in {"", ".", ".."} and (runs_dir / run).is_dir()
-    nearest = plugins.nearest(run, tuple(here))
+    nearest = plugins.nearest(run, tuple(active))
     hint = f"; did you mean {nearest!r}?" if nearest else ""
-    is_ = "has ended" if known else "is not known"
-    if run in broken_off(runs_dir):
-        is_ = f"was broken off (tianflow train --resume {run} goes on from its newest checkpoint)"
-    raise RunNotFoundError(f"run {run!r} {is_}; going on in {where!r}: {names}{hint}")
+    problem = "has ended" if known else "does not exist"
+    if run in crashed(runs_dir):
+        problem = f"crashed (continue with `tianflow train --resume {run}`)"
+    raise RunNotFoundError(f"run {run!r} {problem}; active in {where!r}: {names}{hint}")
+
+
+def _knows(manager: ControlFile, run: str) -> bool:
+    try:
+        return bool(send(manager, "GET", f"/api/v1/runs/{urllib.parse.quote(run, safe='')}"))
+    except RequestError:
+        return False
+
+
+# Requests
+# --------------------------------------------------------------------------------------------------
 
 
 def request(
     contact: ControlFile, method: str, path: str = "", body: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """Ask for ``/api/v1/runs/{id}{path}``; the answer's JSON object. A body is sent as a merge
-    patch.
+    """Send a request to ``/api/v1/runs/{id}{path}`` and return the JSON object of the answer.
 
-    The generation of settings, which comes as entity tag, is added under ``generation``.
+    A body is sent as a merge patch. The entity tag, the generation of settings, is added as
+    ``generation``.
 
     Raises:
-        RequestError: with the problem document in words, or why there was no answer.
+        RequestError: the run refused, with its problem document as text, or did not answer.
     """
-    return ask(contact, method, f"/api/v1/runs/{contact.run}{path}", body)
+    return send(contact, method, contact.path(path), body)
 
 
-def ask(
+def send(
     contact: ControlFile,
     method: str,
     path: str,
@@ -123,63 +158,121 @@ def ask(
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """As `request`, for any ``path`` and type of body."""
-    who = f"run {contact.run!r}" if contact.run else "the service"
-    sent = {
-        "Authorization": f"Bearer {contact.token}",
-        "Accept": "application/json",
-        **(headers or {}),
-    }
+    sent = {"Accept": "application/json", **(headers or {})}
     data = None if body is None else json.dumps(body).encode()
     if data is not None:
         sent["Content-Type"] = content_type
-    wish = urllib.request.Request(contact.address + path, data=data, headers=sent, method=method)  # noqa: S310 - the address is that of our own control file
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # a proxy in the environment is not meant for the machine itself
+    with _opened(contact, method, path, sent, data, timeout=ANSWER_S) as answer:
+        text, tag = answer.read(), answer.headers.get("ETag", "")
     try:
-        with opener.open(wish, timeout=10.0) as answer:
-            found, tag = json.loads(answer.read() or b"{}"), answer.headers.get("ETag", "")
+        found = json.loads(text or b"{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError(
+            f"{_name(contact)} sent an answer that is not a JSON object; check the address"
+        )
+    return found | ({"generation": tag.strip('"')} if tag else {})
+
+
+@contextmanager
+def _opened(
+    contact: ControlFile,
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    data: bytes | None = None,
+    *,
+    timeout: float,
+) -> Iterator[http.client.HTTPResponse]:
+    """An answer, open for reading.
+
+    Raises:
+        RequestError: it is a refusal, it does not arrive, or its connection breaks.
+    """
+    request = urllib.request.Request(  # noqa: S310 - the address is that of our own control file
+        contact.address + path,
+        data=data,
+        headers={**contact.authorization, **headers},
+        method=method,
+    )
+    try:
+        with _OPENER.open(request, timeout=timeout) as answer:
+            yield answer
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(error.code, error.read()) from None
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise RequestError(f"{who} at {contact.address} does not answer: {reason}") from error
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise RequestError(f"{who} at {contact.address} answered something that is no JSON object")
-    return found | ({"generation": tag.strip('"')} if tag else {})
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        raise RequestError(f"{_name(contact)} does not answer: {reason}") from error
 
 
-def all_runs(holder: ControlFile) -> Iterator[dict[str, Any]]:
-    """Every run of a service in short, newest first. Raises `RequestError`."""
+def _name(contact: ControlFile) -> str:
+    return f"{f'run {contact.run!r}' if contact.run else 'the service'} at {contact.address}"
+
+
+def all_runs(manager: ControlFile) -> Iterator[dict[str, Any]]:
+    """Short documents of all runs of a service, newest first. Raises `RequestError`."""
     path: str | None = "/api/v1/runs"
     while path:
-        answer = ask(holder, "GET", path)
+        answer = send(manager, "GET", path)
         yield from answer["runs"]
         path = answer.get("next")
 
 
-def resource(section: str) -> str:
-    """The resource that holds the live settings of ``section``. Raises `ConfigError` when it has
-    none.
+# Events
+# --------------------------------------------------------------------------------------------------
+
+
+def stream(contact: ControlFile, number: int, *, follow: bool) -> Iterator[StreamedEvent]:
+    """Events of a run after ``number``, over one connection.
+
+    Raises:
+        RequestError: the run refused, the connection broke, or an event is invalid.
     """
+    path = contact.path(f"/events?follow={str(follow).lower()}")
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(number)}
+    with _opened(contact, "GET", path, headers, timeout=SILENCE_S) as answer:
+        try:
+            yield from parse(answer)
+        except ValueError as error:
+            raise RequestError(f"{_name(contact)} sent an invalid event: {error}") from error
+
+
+def parse(answer: http.client.HTTPResponse) -> Iterator[StreamedEvent]:
+    """Parse server-sent events (HTML standard, section 9.2); a truncated last event is ignored.
+
+    Raises:
+        ValueError: an event without number or JSON object, or a line longer than `LONGEST_LINE`.
+    """
+    fields: dict[str, str] = {}
+    while line := answer.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError("a line of the stream is too long")
+        text = line.decode("utf-8").rstrip("\r\n")
+        if text:  # a comment is a field without a name
+            name, _, value = text.partition(":")
+            fields[name] = value.removeprefix(" ")
+        elif "data" in fields:
+            data = json.loads(fields["data"])
+            if not isinstance(data, dict):
+                raise ValueError("the data of an event is not a JSON object")
+            yield StreamedEvent(int(fields.get("id", "")), fields.get("event", "message"), data)
+            fields = {}
+
+
+# Live settings
+# --------------------------------------------------------------------------------------------------
+
+
+def resource(section: str) -> str:
+    """HTTP resource of the live settings of ``section``. Raises `ConfigError` if it has none."""
     if section in RESOURCES:
         return RESOURCES[section]
     known = tuple(RESOURCES)
-    message = "has no settings that change while a run goes on"
-    raise ConfigError(
-        [
-            Problem(
-                section,
-                None,
-                message,
-                "one of " + ", ".join(known),
-                plugins.nearest(section, known),
-            )
-        ]
-    )
+    message = "does not name a section with live settings"
+    accepted, nearest = "one of " + ", ".join(known), plugins.nearest(section, known)
+    raise ConfigError([Problem(section, None, message, accepted, nearest)])
 
 
 def settings(contact: ControlFile, section: str) -> dict[str, Any]:
@@ -189,18 +282,18 @@ def settings(contact: ControlFile, section: str) -> dict[str, Any]:
     return answer
 
 
-def get(runs_dir: Path, wish: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Live settings by name, and the one of them that was asked for, or "".
+def get(runs_dir: Path, words: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Live settings by name, and the single requested setting, or "".
 
-    ``wish`` is ``[RUN] [SECTION[.KEY]]``; without a section they are those of all sections, named
-    ``SECTION.KEY``.
+    ``words`` is ``[RUN] [SECTION[.KEY]]``; without a section the settings of all sections are
+    named ``SECTION.KEY``.
 
     Raises:
-        TianflowError: there is no such run, section or setting, or the run does not answer.
+        TianflowError: the run, section or setting does not exist, or the run does not answer.
     """
-    name = wish[-1] if wish else ""
+    name = words[-1] if words else ""
     is_run = name not in RESOURCES and (name in running(runs_dir) or (runs_dir / name).is_dir())
-    if not wish or (len(wish) == 1 and is_run):
+    if not words or (len(words) == 1 and is_run):
         contact = find(runs_dir, name or None)
         return {
             f"{_section(part, key)}.{key}": value
@@ -209,15 +302,13 @@ def get(runs_dir: Path, wish: Sequence[str]) -> tuple[dict[str, Any], str]:
         }, ""
     section, _, key = name.partition(".")
     resource(section)
-    values = settings(find(runs_dir, wish[0] if len(wish) == 2 else None), section)
+    values = settings(find(runs_dir, words[0] if len(words) == 2 else None), section)
     if key and key not in values:
-        hint = (
-            f"; did you mean {nearest!r}?"
-            if (nearest := plugins.nearest(key, tuple(values)))
-            else ""
-        )
+        nearest = plugins.nearest(key, tuple(values))
+        hint = f"; did you mean {nearest!r}?" if nearest else ""
         raise RequestError(
-            f"there is no {name}; accepted: one of {', '.join(sorted(values))}{hint}", bad=True
+            f"{name} is not a live setting; accepted: one of {', '.join(sorted(values))}{hint}",
+            bad=True,
         )
     return ({key: values[key]} if key else values), key
 
@@ -230,28 +321,23 @@ def _section(part: str, key: str) -> str:
 
 
 def change(contact: ControlFile, name: str, values: Mapping[str, object]) -> dict[str, Any]:
-    """Change settings of the resource ``name`` by a merge patch, whole or not at all."""
+    """Change settings of the resource ``name`` by a merge patch, all or none."""
     return request(contact, "PATCH", f"/{name}", values)
 
 
-def _knows(holder: ControlFile, run: str) -> bool:
-    try:
-        return bool(ask(holder, "GET", f"/api/v1/runs/{urllib.parse.quote(run, safe='')}"))
-    except RequestError:
-        return False
+# Refusals
+# --------------------------------------------------------------------------------------------------
 
 
 def _refusal(status: int, body: bytes) -> RequestError:
-    """An RFC 9457 problem document in words: one line, and one more for every field that is
-    named.
-    """
+    """Convert an RFC 9457 problem document to text: one line, and one per refused field."""
     bad = status in _BAD_REQUESTS
     try:
         document = json.loads(body)
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        return RequestError(f"refused with status {status}", bad=bad)
+        return RequestError(f"refused with status {status}", bad=bad, status=status)
     title, detail = (
         str(document.get("title") or f"refused with status {status}"),
         str(document.get("detail") or ""),
@@ -263,7 +349,7 @@ def _refusal(status: int, body: bytes) -> RequestError:
         else []
     )
     message = "\n".join([f"{title}: {detail}" if detail else title, *map(str, problems)])
-    return RequestError(message, bad=bad, problems=problems)
+    return RequestError(message, bad=bad, problems=problems, status=status)
 
 
 def _problem(error: Mapping[str, Any]) -> Problem:

@@ -1,7 +1,8 @@
-"""What commands share: arguments that several of them take, and errors as a person sees them.
+"""Shared parts of the commands: arguments that several take, and errors as messages with exit
+codes.
 
-Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and
-143 interrupted.
+Exit codes: 0 success; 1 the run failed, refused or does not exist; 2 invalid usage or config; 129,
+130 and 143 interrupted.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ RUNS = Path("runs")
 
 
 def complete_config(incomplete: str) -> list[str]:
-    """Names of shipped configs, and TOML files and folders, that begin so: for the shell."""
+    """Shell completion: shipped configs, TOML files and directories that start with
+    ``incomplete``.
+    """
     from tianflow.config.loading import shipped
 
-    begun = glob.escape(incomplete)
-    files = [name for end in (".toml", "/") for name in sorted(glob.glob(f"{begun}*{end}"))]  # noqa: PTH207 - text that the shell goes on with
+    prefix = glob.escape(incomplete)
+    files = [name for end in (".toml", "/") for name in sorted(glob.glob(f"{prefix}*{end}"))]  # noqa: PTH207 - text, as the shell expects
     return [name for name in (*shipped(), *files) if name.startswith(incomplete)]
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Runs in ``runs`` that begin so and have told where they answer: for the shell."""
+    """Shell completion: active runs in ``runs`` that start with ``incomplete``."""
     return sorted(
         path.parent.name
         for path in RUNS.glob("*/control.json")
@@ -40,12 +43,12 @@ def complete_run(incomplete: str) -> list[str]:
     )
 
 
-def complete_kept(incomplete: str) -> list[str]:
-    """Runs in ``runs`` that begin so, whether they go on or not, by name or, where a path is begun,
-    by directory: for the shell.
+def complete_any_run(incomplete: str) -> list[str]:
+    """Shell completion: all runs in ``runs`` that start with ``incomplete``, by name, or by
+    directory if a path was started.
     """
-    begun = f"{RUNS}/" if incomplete.startswith(f"{RUNS}/") else ""
-    found = (begun + path.parent.name for path in sorted(RUNS.glob("*/config.toml")))
+    prefix = f"{RUNS}/" if incomplete.startswith(f"{RUNS}/") else ""
+    found = (prefix + path.parent.name for path in sorted(RUNS.glob("*/config.toml")))
     return [name for name in found if name.startswith(incomplete)]
 
 
@@ -53,32 +56,32 @@ ConfigArgument = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG",
-        help="A TOML file, or the name of a config that comes with tianflow.",
+        help="TOML file, or name of a shipped config.",
         autocompletion=complete_config,
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="section.key=value", help="Settings that replace those of the config."),
+    typer.Argument(metavar="section.key=value", help="Settings that override those of CONFIG."),
 ]
 RunArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="A run that is going on; not needed when it is the only one.",
+        help="Active run; optional if only one is active.",
         autocompletion=complete_run,
     ),
 ]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
-KeptArgument = Annotated[
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Directory of the runs.")]
+CheckpointArgument = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT|RUN",
-        help="A checkpoint, or a run, whose newest one is taken.",
-        autocompletion=complete_kept,
+        help="Checkpoint, or run with its newest checkpoint.",
+        autocompletion=complete_any_run,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON output.")]
 
 REFUSALS = frozenset(
     {
@@ -92,31 +95,32 @@ REFUSALS = frozenset(
         errno.EAGAIN,
     }
 )
-"""What the system refuses without naming a file: no space, no descriptors, no memory, no processes.
+"""Refusals of the operating system that name no file: disk space, descriptors, memory,
+processes.
 """
 
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Errors that were raised on purpose, and what the system refuses, become lines on stderr and
-    an exit code; the rest are bugs and show their trace.
+    """Convert expected errors, and refusals of the operating system, to messages on stderr and an
+    exit code. Other errors are bugs and keep their traceback.
     """
     try:
         yield
     except KeyboardInterrupt:
-        complain("interrupted")
+        print_error("interrupted")
         raise typer.Exit(130) from None
     except ConfigError as error:
         for problem in error.problems:
-            complain(" ".join(str(problem).split("\n")))
+            print_error(" ".join(str(problem).split("\n")))
         raise typer.Exit(2) from None
     except RunError as error:
-        complain("\n".join(part for part in (error.details.rstrip(), str(error)) if part))
+        print_error("\n".join(part for part in (error.details.rstrip(), str(error)) if part))
         raise typer.Exit(1) from None
     except TianflowError as error:
-        complain(str(error))
-        # a request that was itself at fault says so in `bad`; the client is not imported only to
-        # name its error
+        print_error(str(error))
+        # errors with a `bad` attribute tell whether the request was at fault; importing the
+        # classes would cost start-up time
         raise typer.Exit(
             2 if isinstance(error, CheckpointError) or getattr(error, "bad", False) else 1
         ) from None
@@ -124,24 +128,24 @@ def exit_codes() -> Iterator[None]:
         if error.filename is None and error.errno not in REFUSALS:
             raise
         where = "" if error.filename is None else f"{str(error.filename)!r}: "
-        complain(f"{where}{error.strerror or error}")
+        print_error(f"{where}{error.strerror or error}")
         raise typer.Exit(1) from None
 
 
 def open_standard_streams() -> None:
-    """Open those that whoever started this has closed, on nothing: files would get their numbers,
-    and what is printed go into these.
+    """Open closed standard streams on the null device. Otherwise a file would get the descriptor of
+    a stream, and receive its output.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-def complain(text: str) -> None:
-    """A line on stderr."""
+def print_error(text: str) -> None:
+    """Write a line to stderr."""
     typer.echo(text, err=True)

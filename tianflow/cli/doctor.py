@@ -1,4 +1,4 @@
-"""What this machine and this installation give a run, each finding with what to do about it."""
+"""``tianflow doctor``: checks this machine and installation, each finding with advice."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EXTRAS = {
     "wandb": "wandb",
 }
 MEMORY_PROBE = 16 * 2**20
-ROOM = 2**28
-"""Bytes of disk below which there is a warning."""
+MINIMUM_FREE = 2**28
+"""Free disk space, in bytes, below which there is a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. ``advice`` is empty where nothing is to be done."""
+    """One line of the report. ``advice`` is "" if there is nothing to do."""
 
     name: str
     level: Literal["ok", "warning", "problem"]
@@ -44,8 +44,8 @@ class Finding:
 
 
 def examine(runs_dir: Path, cgroup: Path = Path("/sys/fs/cgroup")) -> list[Finding]:
-    """Everything that was found. Changes nothing, and starts nothing; ``cgroup`` is where version 2
-    is mounted.
+    """All findings. Nothing is changed or started. ``cgroup`` is the mount point of cgroup version
+    2.
     """
     return [
         Finding("python", "ok", platform.python_version()),
@@ -58,13 +58,13 @@ def examine(runs_dir: Path, cgroup: Path = Path("/sys/fs/cgroup")) -> list[Findi
         bf16(Path("/proc/cpuinfo")),
         threads(os.environ.get("OMP_NUM_THREADS")),
         descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        place(runs_dir),
+        directory(runs_dir),
         *runs(runs_dir),
     ]
 
 
 def package(name: str) -> Finding:
-    """The version of a package that tianflow cannot do without."""
+    """Version of a required package."""
     try:
         return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
@@ -72,17 +72,17 @@ def package(name: str) -> Finding:
 
 
 def extra(name: str, module: str) -> Finding:
-    """Whether an optional part is there."""
-    there = importlib.util.find_spec(module) is not None
+    """Whether an optional package is installed."""
+    installed = importlib.util.find_spec(module) is not None
     return Finding(
         f"extra {name}",
         "ok",
-        "installed" if there else f"not installed (pip install 'tianflow[{name}]')",
+        "installed" if installed else f"not installed (pip install 'tianflow[{name}]')",
     )
 
 
 def cores(cgroup: Path) -> Finding:
-    """Cores that this process may run on, and the share of them that its control group allows."""
+    """Cores that this process may use: its affinity, and the quota of its control group."""
     affinity = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -94,24 +94,24 @@ def cores(cgroup: Path) -> Finding:
             "cpu cores",
             "warning",
             value,
-            "actors and the learner will take turns; allow more cores",
+            "allow more cores: actors and the learner share one",
         )
     return Finding("cpu cores", "ok", value)
 
 
 def memory(cgroup: Path) -> Finding:
-    """Memory of the machine, or what the control group allows of it."""
+    """Memory of the machine, or the limit of the control group."""
     usable = usable_memory(cgroup)
     value = f"{usable / 2**30:.1f} GiB usable of {machine_memory() / 2**30:.1f}"
     return (
         Finding("memory", "ok", value)
         if usable >= 2**31
-        else Finding("memory", "warning", value, "fewer actors or a smaller replay")
+        else Finding("memory", "warning", value, "use fewer actors or a smaller replay")
     )
 
 
 def shared_memory() -> Finding:
-    """Whether memory without a name can be made, sized, mapped and written, as channels do."""
+    """Whether anonymous memory can be created, sized, mapped and written, as channels need it."""
     try:
         descriptor = os.memfd_create("tianflow-doctor", os.MFD_CLOEXEC)
         try:
@@ -125,21 +125,19 @@ def shared_memory() -> Finding:
             "shared memory",
             "problem",
             f"memfd_create: {error}",
-            "Linux with memfd_create, or the inline launcher",
+            "use Linux with memfd_create, or the inline launcher",
         )
     return Finding("shared memory", "ok", f"memfd_create, {MEMORY_PROBE // 2**20} MiB tried")
 
 
 def gpu() -> Finding:
-    """Whether PyTorch finds a GPU, and can compute on it."""
+    """Whether PyTorch finds a GPU and can compute on it."""
     try:
         import torch
     except ImportError as error:
-        return Finding(
-            "gpu", "problem", f"PyTorch cannot be imported: {error}", "install torch anew"
-        )
+        return Finding("gpu", "problem", f"PyTorch cannot be imported: {error}", "reinstall torch")
     if not torch.cuda.is_available():
-        return Finding("gpu", "ok", "none; learning is on the CPU")
+        return Finding("gpu", "ok", "none; the learner uses the CPU")
     try:
         torch.ones(2, device="cuda").sum().item()
     except RuntimeError as error:
@@ -147,7 +145,7 @@ def gpu() -> Finding:
             "gpu",
             "problem",
             f"found, but unusable: {str(error).splitlines()[0]}",
-            "a driver that fits this build of PyTorch",
+            "install a driver that fits this build of PyTorch",
         )
     return Finding(
         "gpu", "ok", f"{torch.cuda.device_count()}, the first {torch.cuda.get_device_name(0)}"
@@ -155,70 +153,73 @@ def gpu() -> Finding:
 
 
 def bf16(cpuinfo: Path) -> Finding:
-    """Whether the CPU computes in bfloat16 by itself."""
+    """Whether the CPU has native bfloat16."""
     found = sorted({"avx512_bf16", "amx_bf16", "bf16"} & set(_words(cpuinfo)))
     return Finding("cpu bf16", "ok", ", ".join(found) or "no; bfloat16 is emulated and slow")
 
 
 def threads(setting: str | None) -> Finding:
-    """What OMP_NUM_THREADS says."""
+    """Value of OMP_NUM_THREADS."""
     if setting is None or setting.isdecimal():
         return Finding("OMP_NUM_THREADS", "ok", setting or "not set")
-    return Finding("OMP_NUM_THREADS", "warning", repr(setting), "a whole number, or unset it")
+    return Finding("OMP_NUM_THREADS", "warning", repr(setting), "set a whole number, or unset it")
 
 
 def descriptors(limit: int) -> Finding:
-    """How many files one process may hold open."""
+    """Limit of open files of one process."""
     if limit != resource.RLIM_INFINITY and limit < 1024:
         return Finding(
-            "file descriptors", "warning", str(limit), "ulimit -n 4096 before many actors"
+            "file descriptors", "warning", str(limit), "run ulimit -n 4096 before many actors"
         )
     return Finding(
         "file descriptors", "ok", "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
     )
 
 
-def place(runs_dir: Path) -> Finding:
-    """Whether runs can be kept there, and how much room there is."""
-    there = next(
+def directory(runs_dir: Path) -> Finding:
+    """Whether the directory of runs can be written, and its free space."""
+    existing = next(
         (path for path in (runs_dir.absolute(), *runs_dir.absolute().parents) if path.exists()),
         Path("/"),
     )
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return Finding(
             "runs directory",
             "problem",
-            f"{str(there)!r} cannot be written",
-            "another folder, or --runs-dir",
+            f"{str(existing)!r} is not writable",
+            "use another directory with --runs-dir",
         )
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     value = f"{free / 2**30:.1f} GiB free"
-    if free < ROOM:
+    if free < MINIMUM_FREE:
         return Finding(
-            "runs directory", "warning", value, "checkpoints need room; a full disk loses them"
+            "runs directory",
+            "warning",
+            value,
+            "free some space: checkpoints are lost on a full disk",
         )
     return Finding("runs directory", "ok", value)
 
 
 def runs(runs_dir: Path) -> list[Finding]:
-    """Runs that go on, and control files that runs left behind when they died."""
+    """Active runs, and control files of runs that crashed."""
     found: list[Finding] = []
     for path in sorted(runs_dir.glob(f"*/{NAME}")):
         file, name = ControlFile.read(path.parent), f"run {path.parent.name}"
         if file is None:
             found.append(Finding(name, "warning", f"{NAME} cannot be read", f"remove {path}"))
         elif file.alive:
-            found.append(Finding(name, "ok", f"going on, {file.address}"))
+            found.append(Finding(name, "ok", f"active, {file.address}"))
         else:
             found.append(
                 Finding(
                     name,
                     "warning",
-                    "died without ending",
+                    "crashed",
                     f"tianflow train --resume {path.parent.name}",
                 )
             )
-    return found or [Finding("runs", "ok", f"none is going on in {str(runs_dir)!r}")]
+    return found or [Finding("runs", "ok", f"none is active in {str(runs_dir)!r}")]
 
 
 def _words(path: Path) -> list[str]:

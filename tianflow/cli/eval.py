@@ -1,4 +1,4 @@
-"""``tianflow eval``: the returns of a checkpoint's policy, and videos of some of its episodes."""
+"""``tianflow eval``: evaluates the policy of a checkpoint, and records videos of some episodes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, AsJson, KeptArgument, RunsDir, exit_codes
+from tianflow.cli.common import RUNS, AsJson, CheckpointArgument, RunsDir, exit_codes
 
 
-def evaluated(
+def evaluate_checkpoint(
     checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | None, video_episodes: int
 ) -> dict[str, Any]:
-    """Returns over ``episodes`` episodes; with ``video``, a folder, also ``videos``: path, return
-    and length of each episode filmed.
+    """Returns over ``episodes`` episodes. With ``video``, a directory, also ``videos``: path,
+    return and length of each recorded episode.
 
-    Episodes are filmed apart from those that count, so the returns are the same with and without.
+    Recorded episodes are extra, so the returns do not depend on them.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is torn.
-        VideoError: nothing can be filmed; nothing was played then, unless the environment alone
-            shows it.
+        CheckpointError: the checkpoint does not exist, or is torn.
+        VideoError: episodes cannot be recorded. No episode was played then, unless only the
+            environment itself could show it.
     """
     if video is not None:
-        from tianflow.cli import video as filming
+        from tianflow.cli import video as recording
 
-        filming.require_possible(video)
+        recording.require_possible(video)
     from tianflow import api
     from tianflow.policy import evaluate as play
     from tianflow.rundir.checkpoints import resolve
@@ -37,14 +37,16 @@ def evaluated(
     policy = api.load_policy(path, runs_dir=runs_dir)
     if video is None:
         return play(policy, episodes=episodes)
-    films = filming.film(policy, video, name=name_of(path), episodes=min(episodes, video_episodes))
-    videos = [{**asdict(film), "path": str(film.path)} for film in films]
+    recorded = recording.record(
+        policy, video, name=name_of(path), episodes=min(episodes, video_episodes)
+    )
+    videos = [{**asdict(item), "path": str(item.path)} for item in recorded]
     return {**play(policy, episodes=episodes), "videos": videos}
 
 
 def name_of(checkpoint: Path) -> str:
-    """Of a checkpoint, with that of its run, or of the folder that it was copied to: those of two
-    runs bear the same names.
+    """Name of a checkpoint, with that of its run or directory: checkpoints of different runs have
+    equal names.
     """
     *_, folder, name = (
         "",
@@ -54,28 +56,28 @@ def name_of(checkpoint: Path) -> str:
 
 
 def evaluate(
-    checkpoint: KeptArgument,
+    checkpoint: CheckpointArgument,
     *,
     runs_dir: RunsDir = RUNS,
-    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of whole episodes.")] = 100,
     video: Annotated[
         Path | None,
-        typer.Option("--video", metavar="DIR", help="Film episodes into this folder, too."),
+        typer.Option("--video", metavar="DIR", help="Directory for videos of episodes."),
     ] = None,
     video_episodes: Annotated[
-        int, typer.Option(min=1, help="Episodes to film, one file each.")
+        int, typer.Option(min=1, help="Number of recorded episodes, one file each.")
     ] = 3,
     json_line: AsJson = False,
 ) -> None:
-    """Play whole episodes with the policy of CHECKPOINT.
+    """Evaluate the policy of CHECKPOINT on whole episodes.
 
-    And print its returns.
+    The command prints their returns.
     """
     with exit_codes():
         from tianflow.logs import configure
 
-        configure(level="WARNING")  # that the newest checkpoint is skipped, say
-        result = evaluated(
+        configure(level="WARNING")  # for example that the newest checkpoint is skipped
+        result = evaluate_checkpoint(
             checkpoint,
             runs_dir=runs_dir,
             episodes=episodes,
@@ -86,5 +88,7 @@ def evaluate(
         typer.echo(json.dumps(result))
         return
     typer.echo(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes")
-    for film in result.get("videos", ()):
-        typer.echo(f"{film['path']}: return {film['episode_return']:.2f} in {film['length']} steps")
+    for video_ in result.get("videos", ()):
+        typer.echo(
+            f"{video_['path']}: return {video_['episode_return']:.2f} in {video_['length']} steps"
+        )

@@ -1,4 +1,4 @@
-"""``tianflow export``: the policy of a checkpoint as a file for whoever deploys it."""
+"""``tianflow export``: writes the policy of a checkpoint as a file for deployment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, KeptArgument, RunsDir, exit_codes
+from tianflow.cli.common import RUNS, CheckpointArgument, RunsDir, exit_codes
 from tianflow.export import ExportError
 
 if TYPE_CHECKING:
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from tianflow.rundir.checkpoints import Checkpoint
 
 FORMAT = 1
-"""Number of the layout of the metadata."""
+"""Version of the metadata format."""
 SUFFIXES = (".pt2", ".onnx")
 
 
 def write_export(checkpoint: str | Path, output: Path, *, runs_dir: Path) -> None:
-    """Write the policy of ``checkpoint`` as ``output``, whole or not at all; a file that is there
-    is replaced.
+    """Write the policy of ``checkpoint`` to ``output``, whole or not at all. An existing file is
+    replaced.
 
     Raises:
-        ExportError: ``output`` cannot be written, or this policy not be exported.
-        CheckpointError: there is no such checkpoint, or it is torn.
+        ExportError: ``output`` cannot be written, or this policy cannot be exported.
+        CheckpointError: the checkpoint does not exist, or is torn.
     """
     _require_writable(output)
     from tianflow import api
@@ -43,7 +43,7 @@ def write_export(checkpoint: str | Path, output: Path, *, runs_dir: Path) -> Non
 
 
 def metadata(checkpoint: Checkpoint, loaded: LoadedPolicy) -> dict[str, Any]:
-    """What a deployer may ask a file about its policy. A bound of None is none."""
+    """Metadata for deployment. A bound of None means unbounded."""
     from tianflow import __version__
 
     config, action = loaded.config, asdict(loaded.spec.action)
@@ -73,13 +73,14 @@ def metadata(checkpoint: Checkpoint, loaded: LoadedPolicy) -> dict[str, Any]:
 def _require_writable(output: Path) -> None:
     if output.suffix not in SUFFIXES:
         raise ExportError(
-            f"{str(output)!r} ends with no known suffix; accepted: {', '.join(SUFFIXES)}", bad=True
+            f"{str(output)!r} has an unknown suffix; accepted: {', '.join(SUFFIXES)}", bad=True
         )
     if output.is_dir():
-        raise ExportError(f"{str(output)!r} is a folder; accepted: the name of a file", bad=True)
+        raise ExportError(f"{str(output)!r} is a directory; accepted: the name of a file", bad=True)
     if not output.parent.is_dir():
         raise ExportError(
-            f"{str(output.parent)!r}, where the file is to be, is no folder", bad=True
+            f"{str(output.parent)!r} is not a directory; create it, or choose another --output",
+            bad=True,
         )
 
 
@@ -97,19 +98,19 @@ def _replace(output: Path, data: bytes) -> None:
 
 
 def export(
-    checkpoint: KeptArgument,
+    checkpoint: CheckpointArgument,
     *,
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Where to; its suffix says what: .pt2 (PyTorch) or .onnx."
+            "--output", "-o", help="Output file; its suffix selects .pt2 (PyTorch) or .onnx."
         ),
     ],
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Write a policy as a program that needs no tianflow.
+    """Write a policy as a program that runs without tianflow.
 
-    Raw observations in, by the name of observation; actions out.
+    Its inputs are raw observations by name, its outputs are actions.
     """
     with exit_codes():
         write_export(checkpoint, output, runs_dir=runs_dir)

@@ -1,8 +1,8 @@
-"""The command line. Every command is thin: it reads its arguments, calls one function, and turns
-errors into exit codes.
+"""The command line. Every command is thin: it reads its arguments, calls one function, and converts
+errors to exit codes.
 
-Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and
-143 interrupted. Nothing that computes or serves is imported before a command needs it.
+Exit codes: 0 success; 1 the run failed, refused or does not exist; 2 invalid usage or config; 129,
+130 and 143 interrupted. A command imports what it needs only when it runs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tianflow.cli.common import (
     Overrides,
     RunArgument,
     RunsDir,
-    complain,
+    complete_any_run,
     complete_config,
-    complete_kept,
     complete_run,
     exit_codes,
     open_standard_streams,
+    print_error,
 )
 from tianflow.cli.config import explain, list_configs
 from tianflow.cli.eval import evaluate
@@ -50,8 +50,8 @@ app = typer.Typer(
 )
 
 
-def _tell_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from tianflow import __version__
 
         typer.echo(f"tianflow {__version__}")
@@ -64,30 +64,30 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=_tell_version, help="Say which version this is."
+            "--version", is_eager=True, callback=_print_version, help="Version of tianflow."
         ),
     ] = False,
 ) -> None:
-    """Asynchronous, balanced and controllable training for distributed reinforcement learning."""
+    """Train reinforcement-learning policies with distributed actors."""
 
 
-config_app = typer.Typer(help="Look at configs.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(
+    help="Show, list and explain configs.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(config_app, name="config")
 
 
 def main() -> None:
-    """Entry point of the ``tianflow`` script. Configs may name modules of the folder that it is
-    called in.
-    """
+    """Entry point of the ``tianflow`` script. Configs may name modules in the current directory."""
     open_standard_streams()
-    with suppress(FileNotFoundError):  # the folder may be gone
+    with suppress(FileNotFoundError):  # the directory may not exist any more
         sys.path.append(str(Path.cwd()))  # last, so that it hides nothing
     app()
 
 
 def _show_warnings() -> None:
-    """What is worth knowing before a run has a screen: that its newest checkpoint is
-    skipped, say.
+    """Log warnings that precede the screen of a run, for example that the newest checkpoint is
+    skipped.
     """
     from tianflow.logs import configure
 
@@ -106,7 +106,7 @@ def train(
         str | None,
         typer.Argument(
             metavar="CONFIG",
-            help="A TOML file or a shipped name; not needed with --resume.",
+            help="TOML file or shipped name; optional with --resume.",
             autocompletion=complete_config,
         ),
     ] = None,
@@ -116,32 +116,30 @@ def train(
         str | None,
         typer.Option(
             metavar="RUN|CHECKPOINT",
-            help="Go on from a run's newest checkpoint, or this one.",
-            autocompletion=complete_kept,
+            help="Run with its newest checkpoint, or a checkpoint, to continue from.",
+            autocompletion=complete_any_run,
         ),
     ] = None,
     runs_dir: RunsDir = RUNS,
     http: Annotated[
-        bool, typer.Option("--http/--no-http", help="Serve control and metrics beside the run.")
+        bool, typer.Option("--http/--no-http", help="HTTP server for control and metrics.")
     ] = True,
     plain: Annotated[
         bool, typer.Option("--plain", help="Plain lines instead of a live screen.")
     ] = False,
     json_line: Annotated[
-        bool, typer.Option("--json", help="End with one line of JSON that holds the result.")
+        bool, typer.Option("--json", help="Result as one line of JSON at the end.")
     ] = False,
     require_target: Annotated[
         bool,
-        typer.Option("--require-target", help="Exit with 1 unless the target return was reached."),
+        typer.Option("--require-target", help="Exit code 1 unless the target return is reached."),
     ] = False,
     until_eof: Annotated[
         bool,
-        typer.Option(
-            "--until-eof", help="Stop when standard input ends: whoever started this is gone."
-        ),
+        typer.Option("--until-eof", help="Stop at the end of standard input."),
     ] = False,
 ) -> None:
-    """Train a policy as CONFIG says."""
+    """Train a policy from CONFIG."""
     with exit_codes():
         _show_warnings()
         settings = _training_config(config, overrides or [], resume, runs_dir)
@@ -149,7 +147,7 @@ def train(
         from tianflow.config import rules as config_rules
 
         for sentence in [*config_rules.advice(settings), *_used_up(settings, resume, runs_dir)]:
-            complain(f"note: {sentence}")
+            print_error(f"note: {sentence}")
 
         code = training.run(
             settings,
@@ -165,14 +163,14 @@ def train(
 
 
 def _used_up(config: Config, resume: str | None, runs_dir: Path) -> list[str]:
-    """What a run that is resumed has reached already."""
+    """Limits that the resumed run has reached already."""
     from tianflow.config.rules import used_up
     from tianflow.errors import CheckpointError
     from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
     if resume is None:
         return []
-    with suppress(CheckpointError, LookupError):  # whoever resumes it says what is wrong with it
+    with suppress(CheckpointError, LookupError):  # the run itself reports these
         return used_up(config, CheckpointStore.load(resolve(resume, runs_dir)).manifest)
     return []
 
@@ -180,28 +178,30 @@ def _used_up(config: Config, resume: str | None, runs_dir: Path) -> list[str]:
 def _training_config(
     config: str | None, overrides: list[str], resume: str | None, runs_dir: Path
 ) -> Config:
-    """The config given, or that of the run which is resumed."""
+    """The given config, or that of the resumed run."""
     if config is not None and "=" in config and not Path(config).exists():
         overrides = [config, *overrides]
         config = None
     if config is not None:
         return _load(config, overrides)
     if resume is None:
-        raise typer.BadParameter("is required, unless --resume names a run", param_hint="CONFIG")
+        raise typer.BadParameter(
+            "is missing; name a config, or a run with --resume", param_hint="CONFIG"
+        )
     from tianflow.config.loading import load_config, settings_in_force
     from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
-    # A run goes on with what was in force last, also when no checkpoint has seen it; a checkpoint
-    # with what was in force then.
+    # A run continues with its last settings, also those changed after the last checkpoint; a
+    # checkpoint with the settings it was written with.
     checkpoint, last = resolve(resume, runs_dir), settings_in_force(resume, runs_dir)
     return load_config(last or CheckpointStore.load(checkpoint).manifest["config"], overrides)
 
 
 @app.command()
 def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
-    """Find everything that is wrong with CONFIG.
+    """Check CONFIG and report every problem.
 
-    And what it will cost. Nothing is started.
+    It also reports what the settings cost. Nothing is started.
     """
     with exit_codes():
         from tianflow.observability.sinks.outlet import require_sinks
@@ -217,7 +217,7 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
             for leaf in spec.observation
         )
         typer.echo(
-            f"environment: {spec.id}, {spec.num_envs} of them, {leaves}; {spec.action.kind} "
+            f"environment: {spec.num_envs} x {spec.id}, {leaves}; {spec.action.kind} "
             f"actions, {spec.autoreset} autoreset"
         )
     for sentence in validation.advice:
@@ -228,7 +228,7 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
 @app.command("check-env")
 def check_env(
     env: Annotated[
-        str | None, typer.Argument(metavar="ENV", help="A registered id, or module:attribute.")
+        str | None, typer.Argument(metavar="ENV", help="Registered id, or module:attribute.")
     ] = None,
     kwargs: Annotated[
         list[str] | None, typer.Argument(metavar="key=value", help="Arguments of the environment.")
@@ -237,18 +237,18 @@ def check_env(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", metavar="CONFIG", help="Take the environment of this config instead."
+            "--config", metavar="CONFIG", help="Config whose environment is checked instead."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, help="Number of random steps.")] = 300,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether an environment can be trained in.
+    """Check whether an environment can be used for training.
 
-    And how fast it steps.
+    It also measures how fast the environment steps.
     """
     if (env is None) == (config is None):
-        raise typer.BadParameter("either ENV or --config", param_hint="ENV")
+        raise typer.BadParameter("give either ENV or --config", param_hint="ENV")
     with exit_codes():
         from tianflow.config.loading import parse_overrides
         from tianflow.config.model import EnvSettings
@@ -266,9 +266,9 @@ def check_env(
 
 @app.command("doctor")
 def examine(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Say what this machine and installation give a run.
+    """Check this machine and installation.
 
-    And what to do where something is missing.
+    Each problem comes with advice.
     """
     from dataclasses import asdict
 
@@ -294,11 +294,11 @@ def config_show(
     resolved: Annotated[
         bool,
         typer.Option(
-            "--resolved", help="Show every setting, not only what differs from the defaults."
+            "--resolved", help="All settings, not only those that differ from the defaults."
         ),
     ] = False,
 ) -> None:
-    """Print CONFIG as TOML, overrides included."""
+    """Print CONFIG as TOML, with overrides."""
     with exit_codes():
         from tianflow.config.loading import to_toml
 
@@ -328,11 +328,11 @@ app.command()(console)
 
 @app.command()
 def diagnose(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Say what holds RUN back, by how much, and what would help."""
-    from tianflow.cli import status as diagnosing
+    """Report the bottleneck of RUN, and what would help."""
+    from tianflow.cli import status as run_status
 
     with exit_codes():
-        typer.echo(diagnosing.ask(runs_dir, run, as_json=as_json))
+        typer.echo(run_status.ask(runs_dir, run, as_json=as_json))
 
 
 app.command()(events)
@@ -340,11 +340,11 @@ app.command()(events)
 
 @app.command("get")
 def get_settings(
-    wish: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[RUN] [SECTION[.KEY]]",
-            help="Which settings, e.g. balance.max_staleness; or all of them.",
+            help="Section or setting, e.g. balance.max_staleness; default: all.",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -356,10 +356,12 @@ def get_settings(
     from tianflow.cli import client
     from tianflow.config.loading import toml_value
 
-    if len(wish or ()) > 2:
-        raise typer.BadParameter("at most a run and a section", param_hint="[RUN] [SECTION[.KEY]]")
+    if len(words or ()) > 2:
+        raise typer.BadParameter(
+            "give at most a run and a section", param_hint="[RUN] [SECTION[.KEY]]"
+        )
     with exit_codes():
-        found, key = client.get(runs_dir, wish or [])
+        found, key = client.get(runs_dir, words or [])
     if as_json:
         typer.echo(json.dumps(found[key] if key else found))
         return
@@ -370,7 +372,7 @@ def get_settings(
 
 @app.command("set")
 def set_settings(
-    wish: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
             metavar="[RUN] section.key=value",
@@ -381,26 +383,25 @@ def set_settings(
     *,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Change settings of RUN while it goes on.
+    """Change settings of an active RUN.
 
-    All of them, or none when one is refused.
+    All settings are changed, or none if one is refused.
     """
     from tianflow.cli import client
     from tianflow.config.loading import nested, parse_overrides
 
-    run, assignments = (None, wish) if "=" in wish[0] else (wish[0], wish[1:])
+    run, assignments = (None, words) if "=" in words[0] else (words[0], words[1:])
     with exit_codes():
         changes = nested(parse_overrides(assignments))
         if not changes:
-            raise typer.BadParameter("at least one setting", param_hint="section.key=value")
+            raise typer.BadParameter("give at least one setting", param_hint="section.key=value")
         resources = {client.resource(section) for section in changes}
         if len(resources) != 1:
-            asked = (
-                f"settings of one section at a time, not of {' and '.join(changes)}: a "
-                "change "
-                "is made as a whole only there"
+            problem = (
+                f"names several sections ({' and '.join(changes)}), but a change is atomic only "
+                "within one; change one section at a time"
             )
-            raise typer.BadParameter(asked, param_hint="section.key=value")
+            raise typer.BadParameter(problem, param_hint="section.key=value")
         values = {key: value for section in changes.values() for key, value in section.items()}
         contact = client.find(runs_dir, run)
         answer = client.change(contact, resources.pop(), values)
@@ -411,11 +412,11 @@ def set_settings(
 
 @app.command()
 def scale(
-    wish: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
             metavar="[RUN] actors=COUNT",
-            help="How many actors there should be.",
+            help="Number of actors.",
             autocompletion=complete_run,
         ),
     ],
@@ -425,53 +426,53 @@ def scale(
     """Change the number of actors of RUN."""
     from tianflow.cli import client
 
-    name, equals, count = wish[-1].partition("=")
-    if len(wish) > 2 or name != "actors" or not equals or not count.isdecimal():
+    name, equals, count = words[-1].partition("=")
+    if len(words) > 2 or name != "actors" or not equals or not count.isdecimal():
         raise typer.BadParameter(
-            f"{wish[-1]!r} is not actors=COUNT with a whole number", param_hint="actors=COUNT"
+            f"{words[-1]!r} is not actors=COUNT with a whole number", param_hint="actors=COUNT"
         )
     with exit_codes():
-        contact = client.find(runs_dir, wish[0] if len(wish) == 2 else None)
+        contact = client.find(runs_dir, words[0] if len(words) == 2 else None)
         answer = client.change(contact, "actors", {"count": int(count)})
     typer.echo(f"{contact.run}: {count} actors, generation {answer.get('generation', '?')}")
 
 
-def _act(action: str, run: str | None, runs_dir: Path, said: str = "") -> None:
+def _act(action: str, run: str | None, runs_dir: Path, note: str = "") -> None:
     from tianflow.cli import client
 
     with exit_codes():
         contact = client.find(runs_dir, run)
         answer = client.request(contact, "POST", f"/{action}")
-    typer.echo(f"{contact.run}: {answer.get('state', action)}{said}")
+    typer.echo(f"{contact.run}: {answer.get('state', action)}{note}")
 
 
 @app.command()
 def pause(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
-    """Let RUN hold at the next boundary."""
+    """Pause RUN after the current update."""
     _act("pause", run, runs_dir)
 
 
 @app.command()
 def resume(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
-    """Let a paused RUN go on."""
+    """Continue a paused RUN."""
     _act("resume", run, runs_dir)
 
 
 @app.command()
 def drain(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
-    """Begin nothing new in RUN, and train on what is there."""
+    """Stop sampling in RUN and train on the open trajectories."""
     _act("drain", run, runs_dir)
 
 
 @app.command()
 def checkpoint(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
-    """Let RUN write a checkpoint now."""
-    _act("checkpoint", run, runs_dir, said=", writes a checkpoint at the next boundary")
+    """Request a checkpoint of RUN."""
+    _act("checkpoint", run, runs_dir, note=", writes a checkpoint after the current update")
 
 
 @app.command()
 def stop(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
-    """End RUN cleanly, with a last checkpoint."""
+    """Stop RUN cleanly, with a last checkpoint."""
     _act("stop", run, runs_dir)
 
 

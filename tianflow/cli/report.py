@@ -1,4 +1,4 @@
-"""``tianflow report``: finds a run, reads what it left, and writes its page."""
+"""``tianflow report``: writes the report page of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.cli.common import RUNS, RunsDir, complete_kept, exit_codes
+from tianflow.cli.common import RUNS, RunsDir, complete_any_run, exit_codes
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -18,10 +18,10 @@ NAME = "report.html"
 
 
 def write_report(directory: Path, output: Path, *, now: dt.datetime) -> None:
-    """Write the page of the run in ``directory``, whole or not at all.
+    """Write the report of the run in ``directory``, whole or not at all.
 
     Raises:
-        ReportError: its history cannot be read, or ``output`` not be written.
+        ReportError: the history cannot be read, or ``output`` cannot be written.
     """
     from tianflow.report.page import page
     from tianflow.report.records import ReportError, read
@@ -42,20 +42,20 @@ def report(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A run, by name or directory; it may be going on.",
-            autocompletion=complete_kept,
+            help="Run: name or directory, active or finished.",
+            autocompletion=complete_any_run,
         ),
     ],
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to; report.html in the run's directory."),
+        typer.Option("--output", "-o", help="Output file; default: report.html of the run."),
     ] = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Write one page about RUN: curves, changes, settings.
+    """Write a report of RUN: curves, changes and settings.
 
-    It needs no network.
+    The report is one HTML file and needs no network.
     """
     import datetime as dt
 

@@ -1,4 +1,4 @@
-"""``tianflow serve`` and ``tianflow submit``."""
+"""``tianflow serve`` and ``tianflow submit``: the service over many runs, and a client of it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TOKEN = "TIANFLOW_TOKEN"  # noqa: S105 - the name of a variable
 def serve(
     *,
     runs_dir: RunsDir = RUNS,
-    host: Annotated[str, typer.Option(help="Address to answer at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")] = PORT,
     limit: Annotated[
         int | None,
         typer.Option(
             "--max-runs",
             min=1,
-            help="Runs that go on at once; others wait. Default: one for every two cores.",
+            help="Number of concurrent runs; default: one for every two cores.",
         ),
     ] = None,
     allowed_imports: Annotated[
@@ -41,7 +41,7 @@ def serve(
         typer.Option(
             "--allow-import",
             metavar="MODULE",
-            help="A module whose objects a submitted config may name.",
+            help="Module whose objects a submitted config may name.",
         ),
     ] = None,
     allowed_hosts: Annotated[
@@ -49,32 +49,32 @@ def serve(
         typer.Option(
             "--allow-host",
             metavar="NAME",
-            help="A name that the service is known by, besides localhost.",
+            help="Host name of the service, besides localhost.",
         ),
     ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            "--token-file", metavar="FILE", help="Where its tokens lie; made when it is not there."
+            "--token-file", metavar="FILE", help="File of the tokens; created if it is missing."
         ),
     ] = None,
     tokens: Annotated[
         bool,
-        typer.Option("--token/--no-token", help="Ask for a token; without, on this machine only."),
+        typer.Option(
+            "--token/--no-token", help="Access by token; without, from this machine only."
+        ),
     ] = True,
     max_streams: Annotated[
-        int, typer.Option(min=0, help="Open streams of events; more are refused.")
+        int, typer.Option(min=0, help="Maximum number of open event streams.")
     ] = 128,
     max_connections: Annotated[
         int,
-        typer.Option(
-            min=1, help="Open connections, besides one for every stream; more are refused."
-        ),
+        typer.Option(min=1, help="Maximum number of connections, besides event streams."),
     ] = 256,
 ) -> None:
-    """Hold many runs, and take them over HTTP.
+    """Serve many runs over HTTP.
 
-    It starts as many as there is room for, and goes on with them after a restart.
+    The service starts as many as there is room for, and resumes them after a restart.
     """
     with exit_codes():
         from tianflow import logs
@@ -101,13 +101,13 @@ def serve(
 
 
 def _announce(server: Server, tokens: Tokens, limit: int) -> None:
-    # What comes after # stays in the browser. A log, which others may read, is told no token.
+    # The part after # stays in the browser. A log may be read by others, so it gets no token.
     page = (
         f"{server.address}/#token={tokens.control}"
         if tokens.control and sys.stderr.isatty()
         else f"{server.address}/"
     )
-    typer.echo(f"serving at {server.address}, {limit} runs at once; console: {page}", err=True)
+    typer.echo(f"serving at {server.address}, {limit} concurrent runs; console: {page}", err=True)
 
 
 def submit(
@@ -117,13 +117,13 @@ def submit(
     runs_dir: RunsDir = RUNS,
     address: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A service elsewhere; its token in $TIANFLOW_TOKEN."),
+        typer.Option(metavar="URL", help="Address of a service; its token is $TIANFLOW_TOKEN."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give CONFIG to the service that holds the runs.
+    """Submit CONFIG to a running service.
 
-    It trains when there is room.
+    The service trains it when there is room.
     """
     import secrets
 
@@ -131,12 +131,11 @@ def submit(
         from tianflow.cli import client
 
         body = {"config": _tables(config), "overrides": _paths(overrides or [])}
-        # a key of its own: a request that is sent again by something on its way starts nothing
-        # twice
+        # a proxy may repeat the request: with the key, the service starts only one run
         headers = {"Idempotency-Key": secrets.token_hex(16)}
         service = _service(runs_dir, address)
         try:
-            answer = client.ask(
+            answer = client.send(
                 service,
                 "POST",
                 "/api/v1/runs",
@@ -145,14 +144,12 @@ def submit(
                 headers=headers,
             )
         except client.RequestError as error:
-            raise _as_written(error) from error
+            raise _user_paths(error) from error
     typer.echo(json.dumps(answer) if as_json else f"{answer['id']}: {answer['state']}")
 
 
-def _as_written(error: RequestError) -> TianflowError:
-    """``error``, its settings by the paths that a person writes: the service names them by where
-    they stand in what it was sent.
-    """
+def _user_paths(error: RequestError) -> TianflowError:
+    """Convert the paths of ``error`` from those of the request body to those that a user writes."""
     from tianflow.errors import ConfigError, Problem
 
     found = [
@@ -175,8 +172,8 @@ def _service(runs_dir: Path, address: str | None) -> ControlFile:
                     Problem(
                         "--address",
                         address,
-                        "is no address of a service",
-                        "one like http://127.0.0.1:8080",
+                        "is not an HTTP address",
+                        "an address such as http://127.0.0.1:8080",
                     )
                 ]
             )
@@ -191,13 +188,13 @@ def _service(runs_dir: Path, address: str | None) -> ControlFile:
         )
     found = client.service(runs_dir)
     if found is None:
-        wish = "start one with `tianflow serve`, or name one by --address"
-        raise client.RunNotFoundError(f"no service holds runs in {str(runs_dir)!r}: {wish}")
+        advice = "start one with `tianflow serve`, or name one with --address"
+        raise client.RunNotFoundError(f"no service is active in {str(runs_dir)!r}: {advice}")
     return found
 
 
 def _tables(config: str) -> Any:
-    """The config as it stands in its file, or its name. Checked where it is to run: plug-ins may be
+    """The config as tables, or a shipped name. The service checks it, because plug-ins may be
     installed only there.
     """
     from tianflow.config.loading import read_tables, shipped

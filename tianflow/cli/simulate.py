@@ -1,4 +1,6 @@
-"""``tianflow simulate``: from arguments to an outcome."""
+"""``tianflow simulate``: prepares a simulation from its arguments, runs it, and prints
+the result.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.cli.common import RUNS, AsJson, ConfigArgument, RunsDir, complain, exit_codes
+from tianflow.cli.common import RUNS, AsJson, ConfigArgument, RunsDir, exit_codes, print_error
 from tianflow.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -24,16 +26,16 @@ if TYPE_CHECKING:
 RATES, ACTORS = "rates.", "actors="
 MOST = 1_000_000
 MOST_UPDATES = 10_000_000
-"""A million takes a minute or more, whatever an update takes."""
-SUPPOSED = ("trajectory_spread", "update_spread")
-"""MeasuredRates that have a default for want of anything better."""
+"""A million updates take a minute or more of real time."""
+ASSUMED = ("trajectory_spread", "update_spread")
+"""Rates whose defaults are assumptions."""
 
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[actors=N] [section.key=value] [rates.key=value]",
-        help="As many actors, each with a core of its own unless actors.hosts is given; settings "
-        "that replace those of CONFIG; rates.",
+        help="Number of actors (one core each, unless actors.hosts is set), settings that override "
+        "those of CONFIG, and rates.",
     ),
 ]
 
@@ -44,49 +46,45 @@ def simulate(
     *,
     like: Annotated[
         str | None,
-        typer.Option("--like", metavar="RUN", help="Take rates from a run, by name or directory."),
+        typer.Option("--like", metavar="RUN", help="Run to take rates from: name or directory."),
     ] = None,
     rates: Annotated[
-        Path | None, typer.Option("--rates", metavar="FILE", help="A TOML or JSON file of rates.")
+        Path | None, typer.Option("--rates", metavar="FILE", help="TOML or JSON file of rates.")
     ] = None,
     measure: Annotated[
         bool,
-        typer.Option(
-            "--measure", help="First measure a trajectory and an update here, for two seconds."
-        ),
+        typer.Option("--measure", help="Measurement of the rates here, for two seconds."),
     ] = False,
     updates: Annotated[
-        int, typer.Option(min=1, max=MOST_UPDATES, help="Updates to simulate.")
+        int, typer.Option(min=1, max=MOST_UPDATES, help="Number of updates to simulate.")
     ] = 200,
     warmup: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=MOST_UPDATES,
-            help="Updates before these, left out; a tenth of them by default.",
+            help="Number of updates before these, not counted; default: a tenth of them.",
         ),
     ] = None,
     seconds: Annotated[
         float,
-        typer.Option(
-            min=0.0, help="End after so many seconds of virtual time at the latest; 0: never."
-        ),
+        typer.Option(min=0.0, help="Maximum seconds of virtual time; 0: no limit."),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the times that are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the simulated durations.")] = 0,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Say how CONFIG would run, in virtual time.
+    """Forecast how CONFIG would run, in virtual time.
 
-    Throughput, staleness, drops and what binds.
+    The forecast covers throughput, staleness, dropped trajectories and the bottleneck.
     """
     with exit_codes():
-        made = prepare(
+        simulation = prepare(
             config,
             changes or (),
             sources=RateSources(like=like, runs_dir=runs_dir, file=rates, measure=measure),
         )
-        outcome = made.run(
+        outcome = simulation.run(
             updates=updates,
             warmup=max(1, updates // 10) if warmup is None else warmup,
             seconds=seconds or inf,
@@ -95,21 +93,24 @@ def simulate(
     if as_json:
         typer.echo(
             json.dumps(
-                {**outcome.document(), "rates": made.rates.model_dump(), "supposed": made.supposed}
+                {
+                    **outcome.document(),
+                    "rates": simulation.rates.model_dump(),
+                    "assumed": simulation.assumed,
+                }
             )
         )
     else:
-        supposed = (
-            [f"supposed, for nobody told it: {_listed(made.supposed)}"] if made.supposed else []
-        )
-        typer.echo("\n".join([f"rates: {_told(made.rates)}", *supposed, *outcome.lines()]))
+        assumed = [f"assumed: {_listed(simulation.assumed)}"] if simulation.assumed else []
+        changed = _listed(simulation.rates.model_dump(exclude_defaults=True))
+        typer.echo("\n".join([f"rates: {changed}", *assumed, *outcome.lines()]))
     raise typer.Exit(1 if outcome.bottleneck == "stalled" else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class RateSources:
-    """Where rates come from, besides arguments. What comes later here replaces what comes before:
-    measured, like a run, a file.
+    """Sources of rates, besides arguments. A later source replaces an earlier one: measurement, a
+    run, a file.
     """
 
     measure: bool
@@ -118,16 +119,16 @@ class RateSources:
     file: Path | None
 
     def read(self, config: Config) -> tuple[dict[str, object], set[str]]:
-        """Unchecked rates for ``config``, and which of them are no more than supposed.
+        """Read unchecked rates for ``config``. The second result names those that are assumptions.
 
         Raises:
             ConfigError: one of the sources cannot be used.
-            ReportError: there is no such run.
+            ReportError: the run does not exist.
         """
         from tianflow.simulation.rates import read_rates
 
         found: dict[str, object] = {}
-        supposed: set[str] = set()
+        assumed: set[str] = set()
         if self.measure:
             from tianflow.simulation.measuring import measure
 
@@ -136,59 +137,61 @@ class RateSources:
             from tianflow.report.records import find
             from tianflow.simulation.calibration import read_like
 
-            told, supposed = read_like(find(self.like, self.runs_dir), config)
-            found |= told
+            of_run, assumed = read_like(find(self.like, self.runs_dir), config)
+            found |= of_run
         if self.file is not None:
-            told = read_rates(self.file)
-            supposed -= told.keys()
-            found |= told
-        return found, supposed
+            of_file = read_rates(self.file)
+            assumed -= of_file.keys()
+            found |= of_file
+        return found, assumed
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSimulation:
-    """A simulation that only waits to be run. ``actors`` None: as the config says."""
+    """A simulation that is ready to run. ``actors`` None: the count of the config."""
 
     config: Config
     rates: MeasuredRates
     actors: int | None
-    supposed: dict[str, float]
-    """MeasuredRates that no source tells, and that shape what is forecast."""
+    assumed: dict[str, float]
+    """Rates that affect the forecast and come from no source."""
 
     def run(self, *, updates: int, warmup: int, seconds: float, seed: int) -> SimulationResult:
-        """See `Simulation.run`. What takes a while says on stderr how far it is."""
+        """Run it, see `Simulation.run`. A simulation that takes a while reports its progress on
+        stderr.
+        """
         from tianflow.simulation.progress import Progress
         from tianflow.simulation.simulation import Simulation
 
         simulation = Simulation(self.config, self.rates, actors=self.actors, seed=seed)
         with _without_collector():
             return simulation.run(
-                updates=updates, warmup=warmup, seconds=seconds, tell=Progress(complain)
+                updates=updates, warmup=warmup, seconds=seconds, report=Progress(print_error)
             )
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Thousands of events wait at any time and none goes in circles: looking for circles takes a
-    fifth of a simulation.
+    """Run without the garbage collector, which takes a fifth of a simulation: thousands of events
+    wait at any time, and none is part of a cycle.
     """
-    was = gc.isenabled()
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if enabled:
             gc.enable()
 
 
 def prepare(source: str, changes: Sequence[str], *, sources: RateSources) -> PreparedSimulation:
-    """What is to be simulated. MeasuredRates among ``changes`` replace those of ``sources``.
+    """Prepare a simulation. Rates among ``changes`` replace those of ``sources``.
 
-    As many actors as a config may have are dealt out as a run on this machine would deal them out.
+    A number of actors that a config may have is spread over hosts as in a run on this machine.
 
     Raises:
         ConfigError: config or rates cannot be used, or a rate is missing.
-        ReportError: there is no such run.
+        ReportError: the run does not exist.
     """
     from tianflow.config.loading import load_config, parse_overrides
     from tianflow.planning.placement import hosts_wanted
@@ -209,9 +212,9 @@ def prepare(source: str, changes: Sequence[str], *, sources: RateSources) -> Pre
     own = {path.removeprefix(RATES): value for path, value in parse_overrides(given).items()}
     found, doubtful = sources.read(config)
     rates = make_rates(found | own)
-    supposed = sorted(doubtful - own.keys() | {*SUPPOSED} - found.keys() - own.keys())
+    assumed = sorted(doubtful - own.keys() | {*ASSUMED} - found.keys() - own.keys())
     return PreparedSimulation(
-        config, rates, actors, {name: getattr(rates, name) for name in supposed}
+        config, rates, actors, {name: getattr(rates, name) for name in assumed}
     )
 
 
@@ -222,17 +225,12 @@ def _count(text: str) -> int:
                 Problem(
                     "actors",
                     text,
-                    "is not how many actors can be simulated",
+                    "is not a valid number of actors",
                     f"a whole number from 1 to {MOST}",
                 )
             ]
         )
     return int(text)
-
-
-def _told(rates: MeasuredRates) -> str:
-    """What differs from the defaults."""
-    return _listed(rates.model_dump(exclude_defaults=True))
 
 
 def _listed(values: Mapping[str, float]) -> str:

@@ -58,7 +58,7 @@ def _inactive(runs_dir: Path) -> str:
     """
     from tianflow.cli import client
 
-    broken = client.broken_off(runs_dir)
+    broken = client.crashed(runs_dir)
     ended = sorted(runs_dir.glob(f"*/{SUMMARY}"), key=lambda path: -path.stat().st_mtime)
     names = [path.parent.name for path in ended if path.parent.name not in broken]
     shown = (
@@ -80,7 +80,7 @@ def _one(runs_dir: Path, run: str) -> dict[str, Any]:
     try:
         contact = client.find(runs_dir, run)
     except client.RunNotFoundError:
-        if run in client.broken_off(runs_dir) or (left := _from_summary(runs_dir, run)) is None:
+        if run in client.crashed(runs_dir) or (left := _from_summary(runs_dir, run)) is None:
             raise
         return left
     return _with_summary(runs_dir, client.request(contact, "GET"))

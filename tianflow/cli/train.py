@@ -1,4 +1,4 @@
-"""``tianflow train``: one run in this process, with a live screen, signals and an exit code."""
+"""``tianflow train``: one run in this process, with a screen, signals and an exit code."""
 
 from __future__ import annotations
 
@@ -35,29 +35,28 @@ def run(
     require_target: bool,
     until_eof: bool = False,
 ) -> int:
-    """``tianflow train``: everything a person sees, and the exit code."""
+    """Train, and return the exit code."""
     console = LastingConsole(stderr=json_line)  # the result line has standard output to itself
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
-    # Not inside the loop: there an interrupt would have to wait for an environment that does not
-    # come back.
+    # Outside the event loop: inside, an interrupt would wait for an environment that hangs.
     prepared = prepare(config, resume, runs_dir)
     signals = _Signals(lambda text: console.print(text, highlight=False), until_eof=until_eof)
     summary: dict[str, Any] = {}
     failure: RunError | None = None
     try:
-        loops.run(_shown(prepared, signals, console, summary, http=http, plain=plain))
+        loops.run(_run_with_screen(prepared, signals, console, summary, http=http, plain=plain))
     except RunError as error:
         failure = error
         summary |= {"state": "failed", "error": str(error)} if summary else {}
     except asyncio.CancelledError:
-        console.print("interrupted before anything was started", highlight=False)
+        console.print("interrupted before the run started", highlight=False)
     if summary:
-        told = (
+        text = (
             json.dumps(summary)
             if json_line
-            else summary_text(summary) + _what_next(prepared.directory, summary)
+            else summary_text(summary) + _next_steps(prepared.directory, summary)
         )
-        sys.stdout.write(f"{told}\n")
+        sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
     if failure is not None:
         _show_failure(failure)
@@ -67,16 +66,16 @@ def run(
     return 1 if lost(summary) or (require_target and not summary.get("target_reached")) else 0
 
 
-def _what_next(directory: Path, summary: Mapping[str, Any]) -> str:
-    """Where the policy lies, and what can be done with it; nothing where there is none."""
+def _next_steps(directory: Path, summary: Mapping[str, Any]) -> str:
+    """Directory of the policy, and commands that use it; "" without a checkpoint."""
     return (
         ""
         if summary.get("checkpoint") is None
-        else f"\n  kept in {directory}: tianflow eval {directory}, tianflow report {directory}"
+        else f"\n  saved in {directory}: tianflow eval {directory}, tianflow report {directory}"
     )
 
 
-async def _shown(
+async def _run_with_screen(
     prepared: Prepared,
     signals: _Signals,
     console: Console,
@@ -85,15 +84,15 @@ async def _shown(
     http: bool,
     plain: bool,
 ) -> None:
-    """The run with a screen beside it, until it has ended; what came out is in ``summary`` then,
-    also where it failed.
-    """
+    """Run with a screen until the end. ``summary`` receives the result, also after a failure."""
     with signals:
         async with opened(prepared, http=http) as session:
             signals.session = session
             if session.address:
                 console.print(
-                    _where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True
+                    _address_line(session, terminal=console.is_terminal),
+                    highlight=False,
+                    soft_wrap=True,
                 )
             screen = asyncio.create_task(
                 make_screen(run=session.run.control, console=console, plain=plain).run(lambda: None)
@@ -107,15 +106,15 @@ async def _shown(
 
 
 def _show_failure(error: RunError) -> None:
-    """The first error, last."""
+    """Print the first error, as the last output."""
     if error.details:
         sys.stderr.write(error.details.rstrip() + "\n")
     sys.stderr.write(f"tianflow: {error.component}: {error.summary}\n")
 
 
-def _where(session: Session, *, terminal: bool) -> str:
-    """Where the run answers. On a terminal the address opens the console, token and all; a log,
-    which others may read, gets no token.
+def _address_line(session: Session, *, terminal: bool) -> str:
+    """Address of the run. On a terminal it opens the console with the token. A log may be read by
+    others, so it gets no token.
     """
     if not terminal:
         return f"run {session.run.id}, control and metrics at {session.address}"
@@ -123,19 +122,19 @@ def _where(session: Session, *, terminal: bool) -> str:
 
 
 class _Signals:
-    """One SIGINT, SIGTERM or SIGHUP ends a run cleanly, with a checkpoint; a second one at once.
-    Before there is a run, one is enough.
+    """Ends a run cleanly, with a checkpoint, on the first SIGINT, SIGTERM or SIGHUP; at once on the
+    second. Before the run has started, the first ends it at once.
 
-    A terminal that closes may hang up twice, so that is no second one. Where hangups are ignored,
-    as under nohup, they stay so.
+    A terminal that closes may send SIGHUP twice, so a second SIGHUP does not count. If SIGHUP is
+    ignored, as under nohup, it stays ignored.
 
     Args:
-        say: shows a line to whoever pressed Ctrl-C.
-        until_eof: the end of standard input counts as one, too.
+        write: shows a line to the user.
+        until_eof: the end of standard input counts as a signal, too.
     """
 
-    def __init__(self, say: Callable[[str], None], *, until_eof: bool) -> None:
-        self._say, self._until_eof = say, until_eof
+    def __init__(self, write: Callable[[str], None], *, until_eof: bool) -> None:
+        self._write, self._until_eof = write, until_eof
         self.caught: list[int] = []
         self.session: Session | None = None
 
@@ -149,7 +148,7 @@ class _Signals:
             try:
                 loop.add_reader(STDIN, self._read)
             except PermissionError:
-                message = "standard input is a file, whose end says nothing of whoever started this"
+                message = "standard input is a file, and its end is not a signal"
                 raise ConfigError(
                     [Problem("--until-eof", None, message, "a pipe, a socket or a terminal")]
                 ) from None
@@ -162,8 +161,8 @@ class _Signals:
             loop.remove_reader(STDIN)
 
     def _read(self) -> None:
-        """Whoever started this holds the other end of standard input, and writes nothing: an end
-        says that they are gone.
+        """Read standard input. The process that started this one holds the other end and writes
+        nothing, so an end of file means that it has exited.
         """
         if not os.read(STDIN, 4096):
             asyncio.get_running_loop().remove_reader(STDIN)
@@ -178,8 +177,8 @@ class _Signals:
             self._main.cancel()
         elif len(self.caught) == 1:
             self.session.run.lifecycle.end("stopped", reason)
-            self._say(
-                f"{reason}: stopping with a last checkpoint; once more stops at once"
-            )  # fails where the terminal is gone
+            self._write(
+                f"{reason}: stopping with a last checkpoint; a second signal stops at once"
+            )  # fails if the terminal was closed
         else:
             self.session.finished.cancel()

@@ -1,4 +1,4 @@
-"""Episodes of a trained policy as videos, one file an episode, by Gymnasium's own recorder."""
+"""Videos of whole episodes of a policy, one file an episode, recorded with Gymnasium."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class VideoError(TianflowError):
-    """Episodes cannot be filmed. ``bad``: what was asked for was at fault."""
+    """Episodes cannot be recorded. ``bad``: the request was at fault."""
 
     def __init__(self, message: str, *, bad: bool = True) -> None:
         self.bad = bad
@@ -28,7 +28,7 @@ class VideoError(TianflowError):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeVideo:
-    """One whole episode: where its video lies, its return, and its length in steps."""
+    """One recorded episode: path of the video, return, and length in steps."""
 
     path: Path
     episode_return: float
@@ -36,34 +36,33 @@ class EpisodeVideo:
 
 
 def require_possible(directory: Path) -> None:
-    """Raise VideoError if no video could be written into ``directory``, whatever the environment
-    is.
+    """Raise VideoError if no video can be written into ``directory``, whatever the
+    environment is.
     """
     if directory.exists() and not directory.is_dir():
-        raise VideoError(f"{str(directory)!r} is no folder")
+        raise VideoError(f"{str(directory)!r} is not a directory")
     try:
         import moviepy  # noqa: F401 - Gymnasium writes videos with it
     except ImportError as error:
         raise VideoError(
-            "videos are written with packages of an extra: pip install 'tianflow[video]' first "
-            f"({error})"
+            f"videos need an extra: pip install 'tianflow[video]' first ({error})"
         ) from None
 
 
-def film(
+def record(
     policy: LoadedPolicy, directory: Path, *, name: str, episodes: int
 ) -> tuple[EpisodeVideo, ...]:
     """Play ``episodes`` whole episodes in one environment, and write
     ``directory/NAME-episode-K.mp4``, K from 0, all or none.
 
-    The environment is seeded as the first one of an evaluation is, so where that is not a vector of
-    its own kind these are the first episodes of an evaluation that takes the most probable actions.
-    Files of the same names are replaced.
+    The environment has the seed of the first environment of an evaluation. Unless that is a vector
+    of its own kind, these are the first episodes of a deterministic evaluation. Files of the same
+    names are replaced.
 
     Raises:
-        VideoError: the environment cannot be drawn, or not be made singly; the extra ``video`` is
-            not installed; ``directory`` cannot be written.
-        EnvironmentFailedError: it fails while it is played.
+        VideoError: the environment cannot render or be made singly; the extra ``video`` is not
+            installed; ``directory`` cannot be written.
+        EnvironmentFailedError: the environment fails during an episode.
     """
     require_possible(directory)
     try:
@@ -74,8 +73,8 @@ def film(
             paths = [scratch / f"{name}-episode-{index}.mp4" for index in range(episodes)]
             if missing := [path.name for path in paths if not path.is_file()]:
                 raise VideoError(
-                    f"{policy.config.env.id} gave no pictures, or they could not be written: "
-                    f"{missing[0]} is not there"
+                    f"{policy.config.env.id} rendered no frames, or they could not be written: "
+                    f"{missing[0]} is missing"
                 )
             return tuple(
                 EpisodeVideo(
@@ -98,7 +97,7 @@ def _played(policy: LoadedPolicy, scratch: Path, name: str, episodes: int) -> Se
         }
     )
 
-    def watched(environment: Any) -> Any:
+    def recorded(environment: Any) -> Any:
         from gymnasium.wrappers import RecordVideo
 
         return RecordVideo(
@@ -110,16 +109,14 @@ def _played(policy: LoadedPolicy, scratch: Path, name: str, episodes: int) -> Se
         )
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # that the folder is there, and what encoders and older environments say
+        warnings.simplefilter("ignore")  # of the existing directory, encoders, old environments
         try:
-            environment = make(settings, 1, around=watched)
+            environment = make(settings, 1, around=recorded)
         except (ConfigError, EnvironmentFailedError) as error:
             first = (str(error).strip().splitlines() or [""])[0]
             raise VideoError(
-                f"{settings.id} cannot be filmed, no single one that draws itself (rgb_array) can "
-                f"be made: {first}"
+                f"{settings.id} cannot be recorded: a single environment that renders itself "
+                f"(rgb_array) cannot be made: {first}"
             ) from error
         try:
             if (environment.spec.observation, environment.spec.action) != (
@@ -127,8 +124,8 @@ def _played(policy: LoadedPolicy, scratch: Path, name: str, episodes: int) -> Se
                 policy.spec.action,
             ):
                 raise VideoError(
-                    f"{settings.id} cannot be filmed: a single one does not look as those do that "
-                    "come as a whole vector"
+                    f"{settings.id} cannot be recorded: a single environment has other spaces than "
+                    "the vectorised one"
                 )
             found = play(
                 policy.policy,

@@ -21,6 +21,13 @@ from tianflow.ledger.tickets import Blocked
 
 DeliverGrant = Callable[[Grant | None], None]
 DeliverBatch = Callable[[Batch | None], None]
+CallLater = Callable[[float, Callable[[], None]], Callable[[], None]]
+"""Calls a function after a delay in seconds; the returned function cancels the call."""
+
+
+def call_later(delay: float, act: Callable[[], None]) -> Callable[[], None]:
+    """`CallLater` on the running event loop."""
+    return asyncio.get_running_loop().call_later(delay, act).cancel
 
 
 class Exchange:
@@ -33,19 +40,25 @@ class Exchange:
         ledger: decides.
         arena: whose slots are granted; cut requests go through it.
         clock: monotonic seconds, less the time for which the run was paused.
+        call_later: timer on the same clock.
     """
 
     def __init__(
-        self, *, ledger: Ledger, arena: Arena, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        ledger: Ledger,
+        arena: Arena,
+        clock: Callable[[], float] = time.monotonic,
+        call_later: CallLater = call_later,
     ) -> None:
         self.ledger = ledger
         self.arena = arena
-        self._clock = clock
+        self._clock, self._call_later = clock, call_later
         self._requests: deque[tuple[str, DeliverGrant]] = deque()
         """One entry for each requested grant."""
         self._holders: set[str] = set()
         self._pulling: tuple[Version, DeliverBatch] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._cancel_call: Callable[[], None] | None = None
         self._ended = False
         self._holds: set[str] = set()
         self._settled: list[Callable[[], None]] = []
@@ -232,9 +245,9 @@ class Exchange:
                 self.arena.request_cut(slot, number)
         if blocked.until is not None:
             delay = max(0.0, blocked.until - self._clock()) + 0.001
-            self._timer = asyncio.get_running_loop().call_later(delay, self._pump)
+            self._cancel_call = self._call_later(delay, self._pump)
 
     def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._cancel_call is not None:
+            self._cancel_call()
+            self._cancel_call = None

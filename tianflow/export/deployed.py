@@ -1,5 +1,5 @@
-"""A policy as a deployer runs it: raw observations in, parameters of the distribution and the
-greedy action out.
+"""`Deployed`: a policy in the form that is exported, from raw observations to the greedy action and
+the parameters of its distribution.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Deployed(nn.Module):
     """Everything between an environment and the network, and back, as one function of a batch of
     any size.
 
-    The network's weights are no parameters of it: what a program does not need, such as the value,
-    is then not traced into it.
+    The weights are not parameters of this module, so that tracing leaves out what a program does
+    not need, such as the value.
     """
 
     def __init__(self, loaded: LoadedPolicy) -> None:
@@ -52,15 +52,15 @@ class Deployed(nn.Module):
         """One step of N environments, with the most probable actions.
 
         Args:
-            observation: {leaf: [N, *leaf shape]} as the environment gives them, dtypes and all; a
-                tensor where there is but one.
-            state: {leaf: [N, ...]} float32, all 0 at the first step of an episode, else what the
-                last step gave; None without memory.
-            action_mask: bool [N, mask size], of environments that give one.
+            observation: {leaf: [N, *leaf shape]} with the dtypes of the environment; a tensor if
+                there is only one leaf.
+            state: {leaf: [N, ...]} float32; all 0 at the first step of an episode, then the output
+                of the last step; None without memory.
+            action_mask: bool [N, mask size], for environments with a mask.
 
         Returns:
-            ``action`` [N, *action shape] as the environment takes it, the parameters under their
-            names, and ``state`` if there is one.
+            ``action`` [N, *action shape] as the environment takes it, the parameters by name, and
+                ``state`` for a policy with memory.
         """
         leaves: Any = {"": observation} if self._single else observation
         stored = {
@@ -73,16 +73,18 @@ class Deployed(nn.Module):
             else {"parameters": step.parameters}
         )
         return {
-            "action": self._taken(step.action),
+            "action": self._decoded(step.action),
             **named,
             **({"state": dict(step.state)} if state else {}),
         }
 
     def inputs(self, batch: int, generator: np.random.Generator) -> dict[str, Any]:
-        """Arguments of `forward` that may be met; floats are standard normal, and every action is
-        allowed.
+        """Possible arguments of `forward`. Floats are standard normal, and every action
+        is allowed.
         """
-        leaves = {leaf.name: self._drawn(leaf, batch, generator) for leaf in self._spec.observation}
+        leaves = {
+            leaf.name: self._sampled(leaf, batch, generator) for leaf in self._spec.observation
+        }
         found: dict[str, Any] = {"observation": leaves[""] if self._single else leaves}
         state = self._policy.initial_state(batch)
         if state:
@@ -95,17 +97,17 @@ class Deployed(nn.Module):
         return found
 
     def _stored(self, leaf: LeafSpec, x: Tensor) -> Tensor:
-        """As `tianflow.envs.spec.ObservationCodec` stores it."""
+        """Encode a leaf as `tianflow.envs.spec.ObservationCodec` stores it."""
         start = self._raw[leaf.name].start
         return (x if start is None else x - torch.from_numpy(start)).to(getattr(torch, leaf.dtype))
 
-    def _taken(self, stored: Tensor) -> Tensor:
-        """As `tianflow.envs.spec.ActionCodec` decodes it."""
+    def _decoded(self, stored: Tensor) -> Tensor:
+        """Decode an action as `tianflow.envs.spec.ActionCodec` does."""
         if self._action.kind == "box":
             return stored.to(self._dtype).clamp(self._low, self._high)
         return (stored + self._start).to(self._dtype).reshape(-1, *self._action.shape)
 
-    def _drawn(self, leaf: LeafSpec, batch: int, generator: np.random.Generator) -> Tensor:
+    def _sampled(self, leaf: LeafSpec, batch: int, generator: np.random.Generator) -> Tensor:
         raw, shape = self._raw[leaf.name], (batch, *leaf.shape)
         if leaf.categories:
             values: NDArray[Any] = generator.integers(

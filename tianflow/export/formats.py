@@ -1,5 +1,5 @@
-"""The two formats of an exported policy: a PyTorch program, and ONNX. Each is made whole in memory,
-and asked before it is let out.
+"""The two formats of an exported policy: a PyTorch program, and ONNX. Each is made in memory, and
+compared with the policy before it is written.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tianflow.export import ExportError
 from tianflow.export.deployed import Deployed
 
 METADATA = "tianflow.json"
-"""Name of the metadata inside a .pt2; in ONNX they are the property ``tianflow``."""
+"""Name of the metadata inside a .pt2 file; in ONNX they are the property ``tianflow``."""
 Run = Callable[[Mapping[str, Any]], list[Tensor]]
-"""Runs what was written: arguments of `Deployed.forward` in, its outputs as flat as `flat` makes
-them.
+"""Runs the exported program: arguments of `Deployed.forward` in, its outputs out, in the order of
+`flat`.
 """
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Inputs or outputs of `Deployed.forward` by names that say where they lie: {"observation",
-    "state/h", "action", ...}.
+    """Inputs or outputs of `Deployed.forward` by path: {"observation", "state/h",
+    "action", ...}.
     """
     found: dict[str, Tensor] = {}
     for key, value in tree.items():
@@ -39,10 +39,10 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
 
 
 def to_pt2(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
-    """The file that `torch.export.load` reads.
+    """The bytes of a file for `torch.export.load`.
 
     Raises:
-        ExportError: the policy cannot be traced, or what was traced computes something else.
+        ExportError: the policy cannot be traced, or the trace computes something else.
     """
     program = _traced(deployed)
     buffer = io.BytesIO()
@@ -56,8 +56,8 @@ def to_pt2(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
 
 
 def to_onnx(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
-    """An ONNX model whose inputs and outputs are named as `flat` names them; the state that comes
-    out is ``next_state/...``.
+    """The bytes of an ONNX model. Inputs and outputs have the names of `flat`; the new state is
+    ``next_state/...``.
 
     Raises:
         ExportError: as `to_pt2`, or the extra ``onnx`` is not installed.
@@ -68,8 +68,7 @@ def to_onnx(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
         import onnxscript  # noqa: F401 - PyTorch writes ONNX with it
     except ImportError as error:
         raise ExportError(
-            "ONNX is written with packages of an extra: pip install 'tianflow[onnx]' first "
-            f"({error})",
+            f"ONNX needs an extra: pip install 'tianflow[onnx]' first ({error})",
             bad=True,
         ) from None
     complete = _complete(metadata, deployed, after="next_")
@@ -105,8 +104,8 @@ def to_onnx(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
 def _complete(
     metadata: Mapping[str, Any], deployed: Deployed, *, after: str = ""
 ) -> dict[str, Any]:
-    """``metadata`` with dtype and shape of everything that goes in and comes out; ``after`` goes
-    before the names of new state.
+    """``metadata`` with dtype and shape of all inputs and outputs. ``after`` is the prefix of new
+    state.
     """
 
     def described(tree: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -124,7 +123,7 @@ def _complete(
 
 
 def _traced(deployed: Deployed) -> torch.export.ExportedProgram:
-    """`deployed` as a program for any batch, with weights that are its own."""
+    """`deployed` as a program for any batch size, with its own copy of the weights."""
     batch = torch.export.Dim("batch")
 
     def shapes(tree: Any) -> Any:
@@ -140,9 +139,9 @@ def _traced(deployed: Deployed) -> torch.export.ExportedProgram:
             deployed, (), example, dynamic_shapes=shapes(example), strict=False
         )
     program.example_inputs = None  # they would be written as a pickle
-    for node in program.graph.nodes:  # file names of this machine
+    for node in program.graph.nodes:  # they hold file names of this machine
         node.meta.pop("stack_trace", None)
-    # Weights are views of one buffer, which would be written whole for each of them.
+    # Weights are views of one buffer, and each view would be written with the whole buffer.
     program.constants.update(
         {
             name: value.detach().clone()
@@ -158,16 +157,15 @@ def _example(deployed: Deployed, batch: int) -> dict[str, Any]:
 
 
 def _require_alike(deployed: Deployed, run: Run) -> None:
-    """A network that looks at the size of its batch may be traced into a program that holds for one
-    size alone.
+    """Compare the program with the policy for two batch sizes: a network whose code depends on the
+    batch size may be traced for one size only.
     """
     for batch in (1, 3):
         inputs = _example(deployed, batch)
-        with _as_export_errors(f"run on {batch} observations at once"):
+        with _as_export_errors(f"run on a batch of {batch}"):
             found, expected = run(inputs), flat(deployed(**inputs))
         for (name, wanted), value in zip(expected.items(), found, strict=True):
-            # two values that are equal to rounding may change places, so actions of a choice are
-            # not compared
+            # rounding may decide between two equal actions, so discrete actions are not compared
             alike = wanted.shape == value.shape and wanted.dtype == value.dtype
             if alike and wanted.is_floating_point():
                 alike = bool(
@@ -175,14 +173,13 @@ def _require_alike(deployed: Deployed, run: Run) -> None:
                 )  # large numbers may cancel to small ones
             if not alike:
                 raise ExportError(
-                    f"the exported program computes another {name} than the policy, for {batch} "
-                    "observations at once"
+                    f"the exported program and the policy differ in {name}, for a batch of {batch}"
                 )
 
 
 @contextlib.contextmanager
 def _as_export_errors(doing: str) -> Iterator[None]:
-    """Networks may be anybody's, and what PyTorch raises about them has no common base."""
+    """Convert errors: networks may be plug-ins, and the errors of PyTorch have no common base."""
     try:
         yield
     except Exception as error:
@@ -194,17 +191,17 @@ def _as_export_errors(doing: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What PyTorch says about its own insides is not for the person who exports."""
-    loud = [
+    """Silence warnings and logs of PyTorch about its own internals."""
+    loggers = [
         logging.getLogger(name) for name in ("torch.export", "torch.onnx", "onnxscript", "onnx_ir")
     ]
-    levels = [logger.level for logger in loud]
+    levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loud:
+        for logger in loggers:
             logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            for logger, level in zip(loud, levels, strict=True):
+            for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)

@@ -243,7 +243,7 @@ async def recorded(run: RunControl) -> AsyncIterator[None]:
     """Record ``run`` in its directory while the context is open, and its end. An error here does
     not reach the run.
     """
-    feeding = sinks.outlets(
+    feeding = sinks.feeders(
         run.config, SinkRun(run.id, run.directory, json_ready(run.config.model_dump(mode="json")))
     )
     recorder = Recorder(run=run, file=HistoryFile(run.directory / NAME), outlets=feeding)

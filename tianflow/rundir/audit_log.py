@@ -1,5 +1,5 @@
-"""``audit.jsonl``, a page at a time, newest page first: it may have grown for weeks, and is never
-read as a whole.
+"""`AuditLog`: changes and actions of a run in ``audit.jsonl``. The file is read one page at a time,
+newest page first, because it may have grown for weeks.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ log = logger("audit")
 
 NAME = "audit.jsonl"
 MOST = 1000
-"""Records of one page."""
+"""Maximum number of records of a page."""
 BLOCK = 64 * 1024
 LONGEST = 4 * 2**20
-"""Bytes of one page, whatever its records are like."""
+"""Maximum number of bytes read for a page."""
 
-KEPT_RECORDS = 1000
-"""Number of audit records kept in memory. The file has all of them."""
+RECORDS_IN_MEMORY = 1000
+"""Number of audit records in memory; the file has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPage:
-    """Some of the records, oldest first.
+    """A page of records, oldest first.
 
     Attributes:
-        records: changes and actions; a line that a crash tore is left out.
-        next: where the page of those before them ends, or None if there are none.
+        records: changes and actions, without lines torn by a crash.
+        next: end of the previous page; None on the first page of the file.
     """
 
     records: Sequence[Mapping[str, Any]]
@@ -43,11 +43,11 @@ class AuditPage:
 
 
 def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> AuditPage:
-    """The newest ``limit`` records of the file, or, with ``before``, those that a page named by its
-    `AuditPage.next`. Waits for the disk.
+    """Read the newest ``limit`` records, or those before ``before``, the `AuditPage.next` of
+    another page. Waits for the disk.
 
     Raises:
-        OSError: the file is there and cannot be read.
+        OSError: the file exists and cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -62,9 +62,9 @@ def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> Au
     except FileNotFoundError:
         return AuditPage((), None)
     lines = data.split(b"\n")
-    if start and len(lines) == 1:  # no record is so long
+    if start and len(lines) == 1:  # records are shorter than this
         return AuditPage((), start)
-    if start:  # the first one began further up
+    if start:  # the first line is incomplete
         start += len(lines[0]) + 1
         lines = lines[1:]
     whole = lines[:-1] if lines and not lines[-1] else lines
@@ -83,19 +83,19 @@ def _record(line: bytes) -> Mapping[str, Any] | None:
 
 
 class AuditLog:
-    """The audit: every change and action, appended to a file by ``executor``; the newest are kept
-    in memory, too.
+    """The audit log of a run. ``executor`` appends each record to the file; the newest stay in
+    memory.
     """
 
     def __init__(self, *, path: Path, executor: Executor) -> None:
         self._path, self._executor = path, executor
-        self.records: deque[Mapping[str, object]] = deque(maxlen=KEPT_RECORDS)
+        self.records: deque[Mapping[str, object]] = deque(maxlen=RECORDS_IN_MEMORY)
         self.count = 0
-        """Records of this process, those that are no longer kept included."""
+        """Number of records of this process, with those that are only in the file."""
         self._newest: Future[None] | None = None
 
     def add(self, source: str, action: str, **details: object) -> None:
-        """Record that ``source`` did ``action``, now."""
+        """Record that ``source`` did ``action`` now."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         record = {"time": now, "source": source, "action": action, **details}
         self.records.append(record)
@@ -103,17 +103,15 @@ class AuditLog:
         self._newest = self._executor.submit(self._append, json.dumps(record) + "\n")
 
     async def read(self, *, before: int | None, limit: int) -> AuditPage:
-        """A page of the file, with everything that was recorded before this was asked. Where it
-        cannot be read, what is in memory.
-        """
+        """Read a page of the file with all records so far; if that fails, the records in memory."""
         if self._newest is not None:
             await asyncio.shield(
                 asyncio.wrap_future(self._newest)
-            )  # a reader that gives up would take what waits to be written with it
+            )  # a cancelled reader must not cancel the write
         try:
             return await asyncio.to_thread(read_page, self._path, before=before, limit=limit)
         except OSError as error:
-            log.warning("the audit cannot be read", error=str(error))
+            log.warning("the audit log cannot be read", error=str(error))
             return AuditPage(tuple(self.records)[-limit:], None)
 
     def _append(self, line: str) -> None:
@@ -122,5 +120,5 @@ class AuditLog:
                 file.write(line)
         except OSError as error:
             log.warning(
-                "a line of the audit cannot be written", error=str(error), line=line.rstrip()
+                "a record of the audit log cannot be written", error=str(error), line=line.rstrip()
             )

@@ -1,11 +1,10 @@
-"""What a run leaves on disk to go on from: arrays in safetensors, a JSON manifest, and no
-half-written file that counts.
+"""Checkpoints of a run: arrays in safetensors with a JSON manifest, whole or absent.
 
     learner: write_state(staged) -> coordinator: publish(staged) ->
         <run>/checkpoints/v<lineage>-<number>/
 
-A checkpoint is written into a staged directory, synced and renamed, so a name that is there was
-whole when it got it. What happened to it since is found out by its hash, whenever it is loaded.
+A checkpoint is written into a staged directory, synced and renamed, so a named checkpoint was whole
+when it was published. Later damage is found by its hash on loading.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tianflow.errors import CheckpointError
 from tianflow.logs import logger
 
 FORMAT = 1
-"""Number of the layout that is written, and the only one that is read."""
+"""Version of the format that is written, and the only one that is read."""
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 _STAGED = ".tmp-"
 _NAME = re.compile(r"v(\d+)-(\d{10,})")
@@ -45,17 +44,16 @@ _log = logger("checkpoint")
 
 
 def write_state(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
-    """Write ``arrays`` into the staged directory ``path``, and sync. Called where the arrays are:
-    in the learner's process.
+    """Write ``arrays`` into the staged directory ``path``, and sync. The learner's process calls
+    it, where the arrays are.
 
     Args:
-        path: what `CheckpointStore.stage` answered. It is removed if anything goes wrong.
-        arrays: any shapes; dtypes are those of safetensors (bool, integers, float16/32/64,
-            complex64).
+        path: from `CheckpointStore.stage`; removed after an error.
+        arrays: any shapes; dtypes of safetensors (bool, integers, float16/32/64, complex64).
 
     Raises:
-        CheckpointError: an array is not finite or has another dtype, or the system refuses (the
-            disk is full, say).
+        CheckpointError: an array is not finite or has another dtype, or the system refuses (for
+            example on a full disk).
     """
     try:
         with _as_checkpoint_errors(path):
@@ -68,8 +66,8 @@ def write_state(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
-    """Write ``arrays`` as the file ``path``, and sync. What is not finite is written, too: replay
-    knows values that nobody computed.
+    """Write ``arrays`` to the file ``path``, and sync. Values that are not finite are accepted,
+    because replay memory may be uninitialised.
 
     Raises:
         CheckpointError: the system refuses.
@@ -86,59 +84,57 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
 
 
 def read_arrays(checkpoint: Checkpoint, name: str) -> dict[str, NDArray[Any]] | None:
-    """What `write_arrays` wrote beside the state of ``checkpoint``; None if it was not kept there.
+    """Read the arrays that `write_arrays` wrote beside the state of ``checkpoint``; None if there
+    are none.
 
     Raises:
-        CheckpointError: it is torn or corrupt.
+        CheckpointError: the file is torn or corrupt.
     """
-    kept = checkpoint.manifest.get("replay_files", {}).get(name)
-    if kept is None:
+    entry = checkpoint.manifest.get("replay_files", {}).get(name)
+    if entry is None:
         return None
     path = checkpoint.path / name
-    _verify(path, StateFile(kept["sha256"], kept["nbytes"]))
+    _verify(path, StateFile(entry["sha256"], entry["nbytes"]))
     with _as_checkpoint_errors(path):
         return safetensors.numpy.load_file(path)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose hash was right when it was loaded. ``manifest``: what was published with
-    it, and how.
-    """
+    """A checkpoint whose hash was verified on loading. ``manifest``: its JSON manifest."""
 
     path: Path
     version: Version
     manifest: Mapping[str, Any]
 
     def read(self) -> dict[str, NDArray[Any]]:
-        """Its arrays, as new memory.
+        """Read its arrays into new memory.
 
         Raises:
-            CheckpointError: the file changed after it was loaded.
+            CheckpointError: the file changed after loading.
         """
         with _as_checkpoint_errors(self.path):
             return safetensors.numpy.load_file(self.path / STATE)
 
 
 class CheckpointStore:
-    """The checkpoints of one run. Everything here waits for the disk: call it from a thread that
-    may.
+    """The checkpoints of one run. All methods wait for the disk; call them from a thread that may
+    block.
 
     Args:
-        directory: ``<run>/checkpoints``; made when it is needed.
-        keep: how many whole checkpoints stay.
+        directory: ``<run>/checkpoints``; created when needed.
+        keep: number of whole checkpoints that are retained.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
         if keep < 1:
             raise ValueError(
-                f"keep = {keep}: every checkpoint would be deleted as soon as it is written; "
-                "accepted: 1 or more"
+                f"keep = {keep}: every checkpoint would be deleted at once; accepted: 1 or more"
             )
         self._directory, self._keep = directory, keep
 
     def stage(self) -> Path:
-        """A fresh directory to write into.
+        """Create a directory to write a checkpoint into.
 
         Raises:
             CheckpointError: the system refuses.
@@ -151,20 +147,19 @@ class CheckpointStore:
     def publish(
         self, staged: Path, *, version: Version, state: StateFile, manifest: Mapping[str, object]
     ) -> Path:
-        """Give a staged directory its name, after checking that it holds what ``state`` says;
-        delete surplus ones.
+        """Verify a staged directory, give it its final name, and delete surplus checkpoints.
 
-        A version that is there already gets the new manifest. The checkpoints before it are touched
-        only once it is safe.
+        An existing checkpoint of this version gets the new manifest. Earlier checkpoints are not
+        touched before this one is safe.
 
         Raises:
-            CheckpointError: the file is not what ``state`` says, the manifest is not strict JSON,
-                or the system refuses. The staged directory is removed then.
+            CheckpointError: the file does not match ``state``, the manifest is not strict JSON, or
+                the system refuses. The staged directory is then removed.
             ValueError: ``manifest`` uses one of the names format, version, created, state.
         """
         if taken := _RESERVED & manifest.keys():
             raise ValueError(
-                f"a manifest may not hold {', '.join(sorted(taken))}: publish writes them itself"
+                f"a manifest may not hold {', '.join(sorted(taken))}: publish writes them"
             )
         target = self._directory / f"v{version.lineage}-{version.number:010d}"
         try:
@@ -181,19 +176,19 @@ class CheckpointStore:
         return target
 
     def discard(self, staged: Path) -> None:
-        """Remove a staged directory; nothing happens if it is gone."""
+        """Remove a staged directory if it exists."""
         shutil.rmtree(staged, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what writers that were killed left staged. For the start of a run, when nobody is
-        writing.
+        """Remove staged directories of killed writers. Called at the start of a run, before there
+        are writers.
         """
         for path in self._directory.glob(f"{_STAGED}*"):
             self.discard(path)
 
     def list(self) -> Sequence[Mapping[str, object]]:
-        """Name, version, env_steps, bytes and creation time of each, newest first. Sizes are looked
-        at, hashes not.
+        """Name, version, env_steps, bytes and creation time of each checkpoint, newest first. Sizes
+        are verified, hashes are not.
         """
         return tuple(
             {
@@ -208,7 +203,7 @@ class CheckpointStore:
         )
 
     def last_lineage(self) -> int:
-        """The newest lineage of which anything lies here, whole or not; 0 if nothing does."""
+        """Lineage of the newest checkpoint, whole or not; 0 without checkpoints."""
         return max(
             (
                 version.lineage
@@ -219,15 +214,15 @@ class CheckpointStore:
         )
 
     def newest(self) -> Checkpoint | None:
-        """The newest one that is whole; those that are not are skipped with a warning. None if
-        there is none.
+        """The newest whole checkpoint; others are skipped with a warning. None without a
+        whole one.
         """
         for path in self._paths():
             try:
                 return self.load(path)
             except CheckpointError as error:
                 _log.warning(
-                    "a checkpoint is skipped, the one before it is used",
+                    "a checkpoint is skipped, the previous one is used",
                     checkpoint=str(path),
                     reason=str(error),
                 )
@@ -235,17 +230,17 @@ class CheckpointStore:
 
     @staticmethod
     def load(path: Path) -> Checkpoint:
-        """Check a checkpoint; its arrays are read by `Checkpoint.read`.
+        """Verify a checkpoint; `Checkpoint.read` reads its arrays.
 
         Raises:
-            CheckpointError: it is missing, torn, corrupt, or of another format.
+            CheckpointError: the checkpoint is missing, torn, corrupt, or of another format.
         """
         manifest = _read_manifest(path)
         _verify(path / STATE, StateFile(manifest["state"]["sha256"], manifest["state"]["nbytes"]))
         return Checkpoint(path, Version(*manifest["version"]), manifest)
 
     def _paths(self) -> Sequence[Path]:
-        """Everything that has a checkpoint's name, newest version first."""
+        """All directories with the name of a checkpoint, newest version first."""
         found = [(_version_of(path), path) for path in self._directory.glob("v*-*")]
         return [
             path
@@ -255,69 +250,69 @@ class CheckpointStore:
         ]
 
     def _prune(self, published: Path) -> None:
-        """Delete what is older than the newest ``keep`` whole ones, but never what was published
-        just now.
-        """
-        kept = 0
+        """Delete all but the newest ``keep`` whole checkpoints; never the one just published."""
+        retained = 0
         for path in self._paths():
-            if kept >= self._keep and path != published:
+            if retained >= self._keep and path != published:
                 try:
-                    doomed = path.rename(
+                    surplus = path.rename(
                         self._directory / f"{_STAGED}{secrets.token_hex(8)}"
-                    )  # a kill amid this tears nothing
-                    shutil.rmtree(doomed)
+                    )  # renamed first, so that a kill leaves no torn checkpoint
+                    shutil.rmtree(surplus)
                 except OSError as error:
                     _log.warning(
-                        "an old checkpoint stays, it cannot be deleted",
+                        "an old checkpoint cannot be deleted",
                         checkpoint=str(path),
                         reason=str(error),
                     )
-            kept += sum(1 for _ in _whole(path))
+            retained += sum(1 for _ in _whole(path))
 
 
 def resolve(source: str, runs_dir: Path) -> Path:
-    """The checkpoint that ``source`` means: a run's name or directory, its checkpoints directory,
-    or a checkpoint itself.
+    """Find the checkpoint of ``source``: a run's name or directory, its checkpoints directory, or a
+    checkpoint.
 
     Raises:
-        CheckpointError: there is nothing of that name, or no whole checkpoint in it; lists what
-            there is.
+        CheckpointError: ``source`` does not exist, or holds no whole checkpoint; the message lists
+            the alternatives.
     """
     for path in (Path(source), runs_dir / source):
         if _version_of(path) is not None and path.is_dir():
             return path
-        if (path / MANIFEST).is_file():  # one that was copied to another name
+        if (path / MANIFEST).is_file():  # a copy under another name
             return path
         for directory in (path / "checkpoints", path):
             if directory.name == "checkpoints" and directory.is_dir():
                 newest = CheckpointStore(directory, keep=1).newest()
                 if newest is None:
                     raise CheckpointError(
-                        f"no whole checkpoint in {str(directory)!r}; there "
-                        f"{_listing(directory, 'v*-*')}"
+                        f"{str(directory)!r} has no whole checkpoint; "
+                        f"found: {_listing(directory, 'v*-*')}"
                     )
                 return newest.path
     parent = Path(source).parent
     if parent.name == "checkpoints" and parent.is_dir():
-        raise CheckpointError(f"no checkpoint {source!r}; there {_listing(parent, 'v*-*')}")
+        raise CheckpointError(
+            f"checkpoint {source!r} does not exist; found: {_listing(parent, 'v*-*')}"
+        )
     for path in (Path(source), runs_dir / source):
         if (path / CONFIG_FILE).is_file():
             raise CheckpointError(
-                f"run {path.name!r} has written no checkpoint; its settings are in "
+                f"run {path.name!r} has no checkpoint; its settings are in "
                 f"{str(path / CONFIG_FILE)!r}"
             )
     runs = tuple(sorted(path.parent.name for path in runs_dir.glob("*/checkpoints")))
     close = plugins.nearest(source, runs)
     hint = f"; did you mean {close!r}?" if close else ""
     raise CheckpointError(
-        f"no run or checkpoint {source!r}; runs with checkpoints in {str(runs_dir)!r}: "
-        f"{', '.join(runs) or 'none'}{hint}"
+        f"run or checkpoint {source!r} does not exist; runs with checkpoints in "
+        f"{str(runs_dir)!r}: {', '.join(runs) or 'none'}{hint}"
     )
 
 
 def _listing(directory: Path, pattern: str) -> str:
     found = sorted((path.name for path in directory.glob(pattern)), reverse=True)
-    return f"are {', '.join(found)}" if found else "is nothing"
+    return ", ".join(found) or "none"
 
 
 def _version_of(path: Path) -> Version | None:
@@ -330,8 +325,7 @@ def _serialized(arrays: Mapping[str, NDArray[Any]]) -> bytes:
         if array.dtype.kind in "fc" and not np.isfinite(array).all():
             first = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
             raise CheckpointError(
-                f"{name!r} is not finite, first at {first}: what is not finite is never "
-                "checkpointed"
+                f"{name!r} is not finite, first at {first}; only finite arrays can be saved"
             )
     try:
         return safetensors.numpy.save(
@@ -339,9 +333,7 @@ def _serialized(arrays: Mapping[str, NDArray[Any]]) -> bytes:
         )
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         dtypes = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
-        raise CheckpointError(
-            f"arrays of these dtypes cannot be written: {dtypes} ({error})"
-        ) from error
+        raise CheckpointError(f"safetensors cannot write arrays of {dtypes} ({error})") from error
 
 
 def _described(version: Version, state: StateFile, manifest: Mapping[str, object]) -> bytes:
@@ -367,7 +359,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _checked(path: Path, manifest: Any) -> dict[str, Any]:
     if manifest["format"] != FORMAT:
         raise CheckpointError(
-            f"{str(path)!r} has format {manifest['format']!r}, read is {FORMAT}: use the version "
+            f"{str(path)!r} has format {manifest['format']!r}; accepted: {FORMAT}; use the version "
             "of tianflow that wrote it"
         )
     lineage, number = manifest["version"]
@@ -390,7 +382,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _whole(path: Path) -> Iterator[dict[str, Any]]:
-    """The manifest, if there is one and the state has the size that it says."""
+    """Yield the manifest if it is valid and the state has the recorded size."""
     with contextlib.suppress(CheckpointError, OSError):
         manifest = _read_manifest(path)
         if (path / STATE).stat().st_size == manifest["state"]["nbytes"]:
@@ -409,11 +401,11 @@ def _verify(path: Path, state: StateFile) -> None:
 def _move_into_place(staged: Path, target: Path, state: StateFile) -> None:
     if not target.exists():
         staged.rename(target)
-    elif _holds(target, state):
+    elif _matches(target, state):
         for file in staged.iterdir():
             if file.name not in (STATE, MANIFEST):
                 file.replace(target / file.name)
-        (staged / MANIFEST).replace(target / MANIFEST)  # at no moment is there nothing
+        (staged / MANIFEST).replace(target / MANIFEST)  # the checkpoint exists at every moment
         _sync_directory(target)
         shutil.rmtree(staged, ignore_errors=True)
     else:
@@ -422,7 +414,7 @@ def _move_into_place(staged: Path, target: Path, state: StateFile) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _holds(path: Path, state: StateFile) -> bool:
+def _matches(path: Path, state: StateFile) -> bool:
     try:
         _verify(path / STATE, state)
     except CheckpointError:

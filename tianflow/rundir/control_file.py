@@ -1,8 +1,7 @@
-"""``control.json`` in a run's directory: how other programs find a run that goes on, and whether it
-still does.
+"""`ControlFile`: ``control.json`` in the directory of a run, by which other programs find an active
+run.
 
-A service that holds many runs is found in the same way, by ``service.json`` in the directory of its
-runs.
+A service has a file of the same form, ``service.json`` in the directory of its runs.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ SERVICE = "service.json"
 
 
 def process_start_time(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot (field 22 of its stat); None where there is
-    no such process, or no /proc.
+    """Start time of a process in clock ticks since boot (field 22 of its stat); None if the process
+    does not exist, or without /proc.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -28,16 +27,16 @@ def process_start_time(pid: int) -> int | None:
         return None
     # The second field is the command in parentheses, which may itself hold spaces and parentheses.
     fields = text.rpartition(")")[2].split()
-    # A zombie has ended; only its parent has not looked yet.
+    # A zombie has ended; its parent has not read its exit status yet.
     return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFile:
-    """Where a run answers (``run`` is "" for a service). ``pid`` with ``start_time`` names one
-    process for ever: a pid alone is used again.
+    """The address and tokens of a run (``run`` is "" for a service).
 
-    ``token`` allows everything, ``read_token`` looking; both are "" where no token is asked for.
+    ``pid`` and ``start_time`` together identify one process, because a pid is reused. ``token``
+    allows everything, ``read_token`` reading only; both are "" if the server requires none.
     """
 
     run: str
@@ -49,7 +48,7 @@ class ControlFile:
 
     @classmethod
     def read(cls, directory: Path, name: str = NAME) -> ControlFile | None:
-        """What ``directory`` holds; None when there is none, or none that can be read."""
+        """Read the file in ``directory``; None if it does not exist or is not valid."""
         try:
             return cls(**json.loads((directory / name).read_bytes()))
         except (OSError, ValueError, TypeError, RecursionError):
@@ -57,18 +56,27 @@ class ControlFile:
 
     @property
     def alive(self) -> bool:
-        """True while the very process that wrote it is there."""
+        """True while the process that wrote the file exists."""
         started = process_start_time(self.pid)
         return started is not None and started == self.start_time
 
+    @property
+    def authorization(self) -> dict[str, str]:
+        """HTTP header with the token."""
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def path(self, rest: str = "") -> str:
+        """HTTP path of the run, or of a resource of it."""
+        return f"/api/v1/runs/{self.run}{rest}"
+
     def kill(self) -> None:
-        """End that process now, if it is still there."""
+        """Kill that process if it exists."""
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def write(self, directory: Path, name: str = NAME) -> None:
-        """Put it into ``directory``, whole or not at all, readable by its owner only."""
+        """Write the file into ``directory``, whole or not at all, readable by its owner only."""
         temporary = directory / f".{name}.{self.pid}"
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -78,6 +86,6 @@ class ControlFile:
         temporary.replace(directory / name)
 
     def remove(self, directory: Path, name: str = NAME) -> None:
-        """Take it away, unless another process has put its own in its place."""
+        """Remove the file, unless another process has replaced it."""
         if ControlFile.read(directory, name) == self:
             (directory / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A run's directory is written by one process at a time."""
+"""A lock on a run's directory: one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from tianflow.errors import CheckpointError
 from tianflow.rundir.control_file import ControlFile
 
 
-def hold(directory: Path) -> int:
-    """Take ``directory``, which exists, for as long as the descriptor that is returned stays open,
-    and no longer than this process lives.
+def lock_directory(directory: Path) -> int:
+    """Lock the existing ``directory`` until the returned descriptor is closed, or this process
+    ends.
 
-    A lock of the directory itself, so nothing is left behind. Where a file system knows no such
-    locks, nothing is held.
+    The lock is on the directory itself, so no lock file remains. A file system without such locks
+    locks nothing.
 
     Raises:
-        CheckpointError: a run is going on in it.
+        CheckpointError: a run is active in it.
     """
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(held)
+        os.close(descriptor)
         other = ControlFile.read(directory)
         where = f" at {other.address}" if other is not None else ""
         raise CheckpointError(
-            f"run {directory.name!r} is going on{where}; stop it first, or choose another run.name"
+            f"run {directory.name!r} is active{where}; stop it first, or choose another run.name"
         ) from None
     except OSError:
         pass
-    return held
+    return descriptor

@@ -1,1 +1,1 @@
-"""The HTTP servers: `run` beside one run, `service` over many, `common` for both."""
+"""The HTTP servers: `run` for one run, `service` for many, `common` for both."""

@@ -1,5 +1,6 @@
-"""A run in virtual time: the real ledger, controllers and balancer against any number of actors,
-from measured rates.
+"""Simulations: the ledger, exchange and controllers of a run in virtual time, with any number of
+actors and measured durations.
 
-`tianflow.simulation.simulation.Simulation` is one; `tianflow.cli.simulate` is the command.
+`tianflow.simulation.simulation.Simulation` is one simulation; `tianflow.cli.simulate` is the
+command.
 """

@@ -1,4 +1,4 @@
-"""Simulated actors, and the compute threads that they take turns on."""
+"""Simulated actors, and the compute threads that they share."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
     import random
 
     from tianflow.config.model import Config
-    from tianflow.simulation.clock import Clock, Times
+    from tianflow.simulation.clock import Clock, StateTimes
     from tianflow.simulation.rates import MeasuredRates
     from tianflow.simulation.virtual_exchange import VirtualExchange
 
 
 class Weights(Protocol):
-    """What actors see of the learner."""
+    """The weights as actors see them."""
 
     visible: Version
 
-    def call_when_newer(self, actor: SimulatedActor, life: int) -> None:
-        """`SimulatedHost.start` once a newer version can be seen."""
+    def call_when_newer(self, actor: SimulatedActor, incarnation: int) -> None:
+        """Call `SimulatedHost.start` when a newer version is visible."""
 
 
 class ActorContext:
-    """What all actors share."""
+    """State and settings that all actors share."""
 
-    __slots__ = ("at", "begin", "clock", "commit", "desk", "draw", "env_steps", "latency_s",
-                 "minimum", "owed",
+    __slots__ = ("at", "begin", "clock", "commit", "draw", "env_steps", "exchange", "latency_s",
+                 "minimum", "owed_steps",
                  "random", "rates",
-                 "request_grant", "sent_s", "steps", "times", "turn_s", "weights")  # fmt: skip
+                 "request", "sent_s", "steps", "times", "turn_s", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -39,30 +39,24 @@ class ActorContext:
         config: Config,
         rates: MeasuredRates,
         clock: Clock,
-        desk: VirtualExchange,
-        times: Times,
+        exchange: VirtualExchange,
+        times: StateTimes,
         weights: Weights,
         draw: Callable[[], float],
         random_: random.Random,
     ) -> None:
         self.draw = draw
-        self.rates, self.clock, self.desk, self.times, self.weights, self.random = (
-            rates,
-            clock,
-            desk,
-            times,
-            weights,
-            random_,
-        )
-        self.at, self.request_grant, self.begin, self.commit = (
+        self.rates, self.clock, self.exchange, self.times = rates, clock, exchange, times
+        self.weights, self.random = weights, random_
+        self.at, self.request, self.begin, self.commit = (
             clock.at,
-            desk.request_grant,
-            desk.begin,
-            desk.commit,
+            exchange.request_for,
+            exchange.begin_for,
+            exchange.commit,
         )
         self.steps, self.minimum = config.actors.rollout_steps, config.balance.min_fragment_steps
         self.env_steps = rates.env_steps or config.actors.rollout_steps * config.env.num_envs
-        self.owed = 0.0
+        self.owed_steps = 0.0
         self.latency_s, self.turn_s, self.sent_s = (
             rates.latency_s,
             rates.turn_s,
@@ -71,188 +65,196 @@ class ActorContext:
         for delay in (self.latency_s, self.turn_s, self.sent_s):
             clock.expect(delay)
 
-    def valid(self, length: int) -> int:
-        """Environment steps in a trajectory of ``length``: whole numbers, whose mean is what a rate
-        says.
+    def valid_steps(self, length: int) -> int:
+        """Valid environment steps of a trajectory of ``length``.
+
+        These are whole numbers whose mean is the rate; the remainder goes to the next trajectory.
         """
-        self.owed += (
+        self.owed_steps += (
             self.env_steps if length == self.steps else self.env_steps * length / self.steps
         )
-        found = max(1, int(self.owed))
-        self.owed -= found
+        found = max(1, int(self.owed_steps))
+        self.owed_steps -= found
         return found
 
 
 class SimulatedHost:
-    """Actors whose trajectories take turns."""
+    """A compute thread: its actors roll out one at a time."""
 
-    __slots__ = ("around", "queue", "running")
+    __slots__ = ("context", "queue", "running")
 
-    def __init__(self, around: ActorContext) -> None:
-        self.around = around
+    def __init__(self, context: ActorContext) -> None:
+        self.context = context
         self.queue: list[
             tuple[SimulatedActor, int]
-            # short, mostly empty, and there may be ten thousand: a deque takes ten times the memory
+            # short and mostly empty, and ten thousand of them exist: a deque takes ten times the
+            # memory
         ] = []
         self.running: SimulatedActor | None = None
 
-    def turn(self) -> None:
-        """Whoever is next begins, if nobody runs."""
+    def start_next(self) -> None:
+        """Start the next actor of the queue if the thread is free."""
         queue = self.queue
         while queue and self.running is None:
-            actor, life = queue.pop(0)
-            if actor.life == life and actor.ready:
+            actor, incarnation = queue.pop(0)
+            if actor.incarnation == incarnation and actor.ready:
                 self.running = actor
-                self.start(actor, life)
+                self.start(actor, incarnation)
 
-    def start(self, actor: SimulatedActor, life: int) -> None:
-        """``actor``, whose turn it is, begins, unless the weights that its grant names are still on
-        their way.
-        """
-        if actor.life != life:  # it failed while it waited
+    def start(self, actor: SimulatedActor, incarnation: int) -> None:
+        """Start ``actor``, which has the thread, once the weights of its grant have arrived."""
+        if actor.incarnation != incarnation:  # it failed while it waited
             return
-        if self.around.weights.visible < actor.ready[0].version:
+        if self.context.weights.visible < actor.ready[0].version:
             actor.enter("waiting:weights")
-            self.around.weights.call_when_newer(actor, life)
+            self.context.weights.call_when_newer(actor, incarnation)
         else:
             actor.begin()
 
 
 class SimulatedActor:
-    """Asks, rolls out, commits; fails and starts again. Follows
+    """Requests grants, rolls out and commits; fails and restarts. Follows
     `tianflow.components.actor.Actor`.
     """
 
-    __slots__ = ("_asked", "_began", "_finish", "_grant", "_length", "_slow", "_stay", "_step_s",
-                 "_version",
-                 "around", "host",
-                 "life", "name", "ready")  # fmt: skip
+    __slots__ = ("_began", "_finish", "_grant", "_length", "_requested", "_slowness", "_state",
+                 "_step_s", "_version",
+                 "context", "host",
+                 "incarnation", "name", "ready")  # fmt: skip
 
-    def __init__(self, name: str, *, host: SimulatedHost, slow: float) -> None:
-        self.name, self.host, self.around, self._slow = name, host, host.around, slow
-        self.life = 0
+    def __init__(self, name: str, *, host: SimulatedHost, slowness: float) -> None:
+        self.name, self.host, self.context, self._slowness = name, host, host.context, slowness
+        self.incarnation = 0
         self.ready: list[Grant] = []  # two at most
         self._grant: Grant | None = None
-        self._asked = False
+        self._requested = False
         self._finish = 0
         self._length, self._step_s, self._began = 0, 0.0, 0.0
-        self._version = self.around.weights.visible
-        self._stay = self.around.times.join("waiting:grant")
+        self._version = self.context.weights.visible
+        self._state = self.context.times.join("waiting:grant")
 
     def enter(self, state: str) -> None:
-        """From now on the time belongs to ``state``."""
-        self._stay = self.around.times.move(self._stay, state)
+        """Count the time from now on as ``state``."""
+        self._state = self.context.times.move(self._state, state)
 
-    def ask(self) -> None:
-        """Ask for a grant, unless that was done."""
-        if not self._asked:
-            self._asked = True
-            around = self.around
-            around.at(around.latency_s, around.request_grant, self, self.life)
+    def request(self) -> None:
+        """Request a grant, unless one is requested already."""
+        if not self._requested:
+            self._requested = True
+            context = self.context
+            context.at(context.latency_s, context.request, self, self.incarnation)
 
-    def granted(self, grant: Grant, life: int) -> None:
-        """The desk grants: it takes a moment to hear of it."""
-        around = self.around
-        around.at(around.latency_s, self._heard, grant, life)
+    def granted(self, grant: Grant | None, incarnation: int) -> None:
+        """The exchange grants; the grant arrives after the latency."""
+        assert grant is not None  # None is the end of a run, and a simulation just stops
+        context = self.context
+        context.at(context.latency_s, self._receive_grant, grant, incarnation)
 
-    def _heard(self, grant: Grant, life: int) -> None:
-        if life != self.life:
+    def _receive_grant(self, grant: Grant, incarnation: int) -> None:
+        if incarnation != self.incarnation:
             return
-        self._asked = False
+        self._requested = False
         self.ready.append(grant)
         if self._grant is None and len(self.ready) == 1:
             self.enter("waiting:turn")
             if grant.ahead:
-                self.ask()
-        around = self.around
-        if around.turn_s:
-            around.at(around.turn_s, self._line_up, life)
+                self.request()
+        context = self.context
+        if context.turn_s:
+            context.at(context.turn_s, self._enqueue, incarnation)
         else:
-            self._line_up(life)
+            self._enqueue(incarnation)
 
-    def _line_up(self, life: int) -> None:
+    def _enqueue(self, incarnation: int) -> None:
         host = self.host
-        if host.running is None and not host.queue and life == self.life:
+        if host.running is None and not host.queue and incarnation == self.incarnation:
             host.running = self
-            host.start(self, life)
+            host.start(self, incarnation)
             return
-        host.queue.append((self, life))  # one that has failed meanwhile is passed over
-        host.turn()
+        host.queue.append((self, incarnation))  # skipped later if this incarnation has failed
+        host.start_next()
 
     def begin(self) -> None:
-        """The first step is taken now, with the newest weights."""
-        around = self.around
+        """Take the first step now, with the newest weights."""
+        context = self.context
         grant = self._grant = self.ready.pop(0)
         self._began, self._version, self._length = (
-            around.clock.now,
-            around.weights.visible,
-            around.steps,
+            context.clock.now,
+            context.weights.visible,
+            context.steps,
         )
-        self._step_s = self._slow * around.draw() / around.steps
-        self._stay = around.times.move(self._stay, "busy")
-        around.at(around.latency_s, around.begin, self, self.life, grant.ticket, self._version)
+        self._step_s = self._slowness * context.draw() / context.steps
+        self._state = context.times.move(self._state, "busy")
+        context.at(context.latency_s, context.begin, self, self.incarnation, grant, self._version)
         if grant.ahead and not self.ready:
-            self.ask()
+            self.request()
         self._finish += 1
-        around.at(self._length * self._step_s, self._done, self._finish, self.life)
+        context.at(self._length * self._step_s, self._commit, self._finish, self.incarnation)
 
-    def cut(self, ticket: int, life: int) -> None:
-        """The desk wants the steps that are there: the actor sees it a moment later, at its next
-        step.
+    def cut(self, ticket: int, incarnation: int) -> None:
+        """The exchange wants the steps made so far; the actor sees this after the latency, at its
+        next step.
         """
-        self.around.at(self.around.latency_s, self._seen, ticket, life)
+        self.context.at(self.context.latency_s, self._receive_cut, ticket, incarnation)
 
-    def _seen(self, ticket: int, life: int) -> None:
-        if life == self.life and self._grant is not None and self._grant.ticket == ticket:
-            around = self.around
-            made = int((around.clock.now - self._began) / self._step_s) + 1
-            self._length = min(self._length, max(around.minimum, made))
+    def _receive_cut(self, ticket: int, incarnation: int) -> None:
+        if (
+            incarnation == self.incarnation
+            and self._grant is not None
+            and self._grant.ticket == ticket
+        ):
+            context = self.context
+            steps = int((context.clock.now - self._began) / self._step_s) + 1
+            self._length = min(self._length, max(context.minimum, steps))
             self._finish += 1
-            around.at(
-                max(0.0, self._began + self._length * self._step_s - around.clock.now),
-                self._done,
+            context.at(
+                max(0.0, self._began + self._length * self._step_s - context.clock.now),
+                self._commit,
                 self._finish,
-                self.life,
+                self.incarnation,
             )
 
-    def _done(self, finish: int, life: int) -> None:
-        grant, around = self._grant, self.around
-        if finish != self._finish or life != self.life or grant is None:
+    def _commit(self, finish: int, incarnation: int) -> None:
+        grant, context = self._grant, self.context
+        if finish != self._finish or incarnation != self.incarnation or grant is None:
             return
         trajectory = Trajectory(
-            grant.ticket, grant.slot, self._length, around.valid(self._length), self._version
+            grant.ticket,
+            grant.slot,
+            self._length,
+            context.valid_steps(self._length),
+            self._version,
         )
-        around.at(around.sent_s, around.commit, trajectory)
+        context.at(context.sent_s, context.commit, trajectory)
         self._grant = self.host.running = None
-        self._stay = around.times.move(
-            self._stay, "waiting:turn" if self.ready else "waiting:grant"
+        self._state = context.times.move(
+            self._state, "waiting:turn" if self.ready else "waiting:grant"
         )
         if not self.ready:
-            self.ask()
+            self.request()
         if self.host.queue:
-            self.host.turn()
+            self.host.start_next()
 
     # Failures
     # ----------------------------------------------------------------------------------------------
 
-    def live(self) -> None:
-        """Begin, for the first time or again; the next failure is drawn."""
+    def start(self) -> None:
+        """Start or restart, and draw the time of the next failure."""
         self.enter("waiting:grant")
-        self.ask()
-        rate = self.around.rates.failures_per_hour
+        self.request()
+        rate = self.context.rates.failures_per_hour
         if rate:
-            self.around.at(self.around.random.expovariate(rate / 3600.0), self._fail)
+            self.context.at(self.context.random.expovariate(rate / 3600.0), self._fail)
 
     def _fail(self) -> None:
-        around = self.around
-        held = [grant.ticket for grant in (*self.ready, *((self._grant,) if self._grant else ()))]
-        self.life += 1
+        context = self.context
+        self.incarnation += 1
         self.ready.clear()
-        self._grant, self._asked = None, False
+        self._grant, self._requested = None, False
         self.enter("down")
-        # What it had sent still arrives before it is missed.
-        around.at(around.sent_s, around.desk.holder_lost, self, held, "died")
-        around.at(max(around.sent_s, around.rates.restart_s), self.live)
+        # Trajectories that were sent before the failure arrive before it is noticed.
+        context.at(context.sent_s, context.exchange.holder_lost, self.name, "died")
+        context.at(max(context.sent_s, context.rates.restart_s), self.start)
         if self.host.running is self:
             self.host.running = None
-            self.host.turn()
+            self.host.start_next()

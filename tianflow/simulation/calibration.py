@@ -1,7 +1,8 @@
-"""Rates of a run, from the history that it has left or is leaving.
+"""Derives rates from the history of a run, finished or in progress.
 
-Times come from where time went while the run went on: with other processes on the same cores, at
-the length that its updates and trajectories really had. That is what `measuring` cannot see.
+The durations come from the time that each component spent in each state during the run. They
+include other processes on the same cores, and the real lengths of updates and trajectories;
+`measuring` sees neither.
 """
 
 from __future__ import annotations
@@ -22,29 +23,25 @@ if TYPE_CHECKING:
     from tianflow.config.model import Config
 
 LEAST_COUNT = 8
-"""Fewer trajectories or updates than this say nothing of how much they vary."""
+"""Minimum number of trajectories or updates from which a spread is derived."""
 LEAST_S = 2.0
-"""Less of steady training than this says nothing of speed."""
+"""Minimum number of seconds of steady training from which a speed is derived."""
 MESSAGE_S = 0.001
-"""One way between two processes of one machine, roughly: no run measures it."""
+"""One way between two processes of one machine, roughly; a run does not measure it."""
 SHARES_S = 5.0
-"""Shares of time in a row are of so many seconds up to it, or of all that it covers where that is
-longer.
-"""
+"""Seconds that the shares of time in a row cover, or all seconds of the row if it covers more."""
 
 
 def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
-    """Times of a trajectory, of an update and of what lies between a grant and the first step, as
-    keys of `Rates`.
+    """Derive rates from a history: a trajectory, an update, and the time from a grant to the first
+    step, as keys of `MeasuredRates`.
 
-    Means, and how much they vary where the rows tell it.
-
-    Those of the newest settings: what came before the last change is left out. Rests and stops are
-    left out, too.
+    They are means, with spreads if the rows hold them. Only rows since the last change of settings
+    count, and only while the run trained.
 
     Args:
         rows: of the history; see `tianflow.rundir.history.Row`.
-        config: that the run had.
+        config: of that run.
 
     Raises:
         ConfigError: the run has not trained steadily for `LEAST_S` seconds.
@@ -59,21 +56,16 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
         or min(learner.get("busy", 0.0), actors.get("busy", 0.0)) <= 0.0
     ):
         message = (
-            f"the run has not trained for {LEAST_S:g} s, the first {SHARES_S:g} s left "
-            "out, "
-            "under its newest settings"
+            f"the run has not trained for {LEAST_S:g} s under its newest settings (the first "
+            f"{SHARES_S:g} s do not count)"
         )
         raise ConfigError(
-            [
-                Problem(
-                    "--like", NAME, message, "a run that trains, or has trained, for some seconds"
-                )
-            ]
+            [Problem("--like", NAME, message, "a run with some seconds of steady training")]
         )
     actor_seconds = {state: share * config.actors.count for state, share in actors.items()}
     whole = config.actors.rollout_steps * config.env.num_envs
-    # The step in which an environment starts anew counts for nothing: with short episodes a
-    # trajectory has fewer valid steps.
+    # The step that resets an environment is not valid, so with short episodes a trajectory has
+    # fewer valid steps.
     trajectories = (steps + episodes) / whole
     rates: dict[str, object] = {
         "trajectory_s": actor_seconds["busy"] / trajectories,
@@ -84,14 +76,14 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
     }
     if config.actors.count <= hosts_wanted(
         config
-    ):  # nobody else's turn is waited for: it is the way to the compute thread
+    ):  # each actor has its own compute thread, so the wait is the way to that thread
         rates["turn_s"] = actor_seconds.get("waiting:turn", 0.0) / trajectories
     return rates | _spreads(spans)
 
 
 def _spreads(spans: Sequence[tuple[Row, Row]]) -> dict[str, object]:
-    """How much durations varied, where the history tells it: only runs of earlier versions
-    do not.
+    """Spreads and skews of durations, if the history holds them; earlier versions did not write
+    them.
     """
     found: dict[str, object] = {}
     actor, learner = (_durations(spans, role) for role in ("actor", "learner"))
@@ -100,8 +92,8 @@ def _spreads(spans: Sequence[tuple[Row, Row]]) -> dict[str, object]:
     if actor.count >= LEAST_COUNT:
         apart = min(actor.spread, _apart(spans))
         found |= {"trajectory_spread": math.sqrt(actor.spread**2 - apart**2), "actor_spread": apart}
-        # Of actors that differ by more than their trajectories do, the skew of all together says
-        # nothing of one.
+        # If actors differ by more than the trajectories of one, the common skew does not describe
+        # one actor.
         found["trajectory_skew"] = actor.skew if 2 * apart**2 < actor.spread**2 else 0.0
     return found
 
@@ -113,23 +105,25 @@ def _durations(spans: Sequence[tuple[Row, Row]], role: str) -> Moments:
 
 
 def _apart(spans: Sequence[tuple[Row, Row]]) -> float:
-    """As the newest row tells it, which looks back furthest."""
-    told = [
+    """Spread between actors in the newest row, which covers the longest time."""
+    spreads = [
         row["durations"]["actor"].get("apart")
         for _, row in spans
         if (row.get("durations") or {}).get("actor")
     ]
-    return float(told[-1] or 0.0) if told else 0.0
+    return float(spreads[-1] or 0.0) if spreads else 0.0
 
 
 def read_like(directory: Path, config: Config) -> tuple[dict[str, object], set[str]]:
-    """Rates of the run in ``directory``, for a simulation of ``config``, and which of them are no
-    more than supposed.
+    """Derive rates from the run in ``directory`` for a simulation of ``config``. The second result
+    names the rates that are assumptions.
 
-    An update of another number of trajectories is supposed to take time in proportion to it.
+    If the batch sizes differ, the time of an update is assumed to be proportional to the batch
+    size.
 
     Raises:
-        ConfigError: the run's files cannot be used, or ``config`` has what would take another time.
+        ConfigError: the files of the run cannot be used, or its work differs from that of
+            ``config``.
     """
     own = load_config(directory / CONFIG_FILE)
     try:
@@ -139,21 +133,21 @@ def read_like(directory: Path, config: Config) -> tuple[dict[str, object], set[s
             [Problem("--like", str(directory), str(error), "a run with a history")]
         ) from error
     _require_same_work(own, config, directory)
-    rates, supposed = rates_of(rows, own), {"latency_s", "learner_latency_s"}
+    rates, assumed = rates_of(rows, own), {"latency_s", "learner_latency_s"}
     batches = config.algorithm.batch_trajectories, own.algorithm.batch_trajectories
     if batches[0] != batches[1]:
         rates["update_s"] = cast("float", rates["update_s"]) * batches[0] / batches[1]
-        supposed.add("update_s")
-    return rates, supposed
+        assumed.add("update_s")
+    return rates, assumed
 
 
 def _require_same_work(own: Config, config: Config, directory: Path) -> None:
-    """A time is that of a piece of work: it says nothing of another one."""
+    """Refuse a run whose work differs: its durations do not apply."""
     differing = [path for path, value in _work(config).items() if value != _work(own)[path]]
     if differing:
         message = (
-            f"that run had another {', '.join(differing)}, so its trajectories and updates "
-            "take another time"
+            f"the run differs in {', '.join(differing)}, so its durations of trajectories and "
+            "updates do not apply"
         )
         raise ConfigError(
             [
@@ -161,14 +155,14 @@ def _require_same_work(own: Config, config: Config, directory: Path) -> None:
                     "--like",
                     str(directory),
                     message,
-                    "a run of the same work; counts, bounds, controllers and speeds may differ",
+                    "a run that differs only in counts, bounds, controllers and speeds",
                 )
             ]
         )
 
 
 def _work(config: Config) -> dict[str, object]:
-    """What decides how long a trajectory and one of those in an update take, apart from the
+    """The settings that decide how long a trajectory and its part of an update take on a given
     machine.
     """
     free = {*config.algorithm.live, "batch_trajectories"}
@@ -183,10 +177,11 @@ def _work(config: Config) -> dict[str, object]:
 
 
 def _steady(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Neighbours between which the run trained without a break, under the newest settings.
+    """Pairs of neighbouring rows between which the run trained without a break, under the newest
+    settings.
 
-    Shares of a row look back over `SHARES_S`, so what comes sooner after a start or a change is
-    left out.
+    The shares of a row cover `SHARES_S` seconds, so rows soon after a start or a change do not
+    count.
     """
     spans: list[tuple[Row, Row]] = []
     quiet_from = rows[0]["t"] + SHARES_S if rows else 0.0
@@ -201,12 +196,12 @@ def _steady(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 
 def _marked(row: Row) -> list[Mapping[str, Any]]:
-    """What people did to the run, and its starts."""
+    """Changes and starts that a row marks."""
     return [mark for mark in row.get("marks") or () if mark.get("kind") in ("change", "resumed")]
 
 
 def _changed(row: Row) -> bool:
-    """Whether there are other settings now, or another process. Who pauses, saves or stops a run
+    """True if the row marks a change of settings or a restart. Pausing, saving or stopping a run
     changes neither.
     """
     return any(
@@ -220,7 +215,7 @@ def _grown(spans: Sequence[tuple[Row, Row]], key: str) -> float:
 
 
 def _seconds(spans: Sequence[tuple[Row, Row]], role: str) -> dict[str, float]:
-    """Seconds in each state of one component of the role, on average."""
+    """Mean seconds in each state of one component of the role."""
     found: dict[str, float] = {}
     for _, row in spans:
         shares: Mapping[str, Any] = (row.get("shares") or {}).get(role, {})

@@ -1,5 +1,5 @@
-"""Virtual time: a heap of what is due, and queues of what is due at once or after a delay that
-recurs.
+"""Virtual time: a heap of scheduled events, with queues for immediate events and for delays that
+recur.
 """
 
 from __future__ import annotations
@@ -12,32 +12,30 @@ from typing import TypeVarTuple
 
 Ts = TypeVarTuple("Ts")
 AT_MOST = 2**16
-"""Events after which `Clock.work` comes back, so that somebody may see whether anything comes of
-them.
-"""
+"""Events after which `Clock.advance` returns, so that its caller can check for progress."""
 
 
 class Clock:
-    """Calls what is due, in order of time, and of asking at equal times. ``now`` is in seconds."""
+    """Calls events in order of time; events of equal time in order of scheduling. ``now`` is in
+    seconds.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-        self._at_once: deque[tuple[int, Callable[..., None], tuple[object, ...]]] = deque()
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
+        self._immediate: deque[tuple[int, Callable[..., object], tuple[object, ...]]] = deque()
         self._lanes: dict[
-            float, deque[tuple[float, int, Callable[..., None], tuple[object, ...]]]
+            float, deque[tuple[float, int, Callable[..., object], tuple[object, ...]]]
         ] = {}
         self._sequence = 0
         self._interrupted = False
 
     def expect(self, delay: float) -> None:
-        """`at` will often be asked for exactly this delay: what waits for so long stands in a
-        queue, in which nothing is searched.
-        """
+        """Give ``delay`` a queue of its own: events of exactly this delay then cost no search."""
         if delay > 0.0:
             self._lanes.setdefault(delay, deque())
 
-    def at(self, delay: float, act: Callable[[*Ts], None], *arguments: *Ts) -> None:
+    def at(self, delay: float, act: Callable[[*Ts], object], *arguments: *Ts) -> None:
         """Call ``act`` after ``delay`` seconds."""
         self._sequence += 1
         lane = self._lanes.get(delay)
@@ -46,12 +44,23 @@ class Clock:
         elif delay > 0.0:
             heapq.heappush(self._heap, (self.now + delay, self._sequence, act, arguments))
         else:
-            self._at_once.append((self._sequence, act, arguments))
+            self._immediate.append((self._sequence, act, arguments))
+
+    def call_later(self, delay: float, act: Callable[[], None]) -> Callable[[], None]:
+        """Call ``act`` after ``delay`` seconds; the returned function cancels the call."""
+        pending = [act]
+
+        def fire() -> None:
+            for call in pending:
+                call()
+
+        self.at(delay, fire)
+        return pending.clear
 
     @property
     def next(self) -> float | None:
-        """When something is due next; None: nothing ever will be."""
-        if self._at_once:
+        """Time of the next event; None if nothing is scheduled."""
+        if self._immediate:
             return self.now
         return min(
             (waiting[0][0] for waiting in (self._heap, *self._lanes.values()) if waiting),
@@ -60,21 +69,22 @@ class Clock:
 
     @property
     def events(self) -> int:
-        """How many have been asked for so far."""
+        """Number of events scheduled so far."""
         return self._sequence
 
     def interrupt(self) -> None:
-        """`work` comes back after what it is doing now."""
+        """Make `advance` return after the current event."""
         self._interrupted = True
 
-    def work(self, until: float) -> bool:
-        """Do what is due up to ``until``, each at its time. True: more may be due, since somebody
-        interrupts or `AT_MOST` are asked for.
+    def advance(self, until: float) -> bool:
+        """Call the events up to ``until``, each at its time.
+
+        Returns True if it stopped early, because of `interrupt` or after `AT_MOST` new events.
         """
-        heap, lanes, at_once, pop = (
+        heap, lanes, immediate, pop = (
             self._heap,
             tuple(self._lanes.values()),
-            self._at_once,
+            self._immediate,
             heapq.heappop,
         )
         never = (math.inf, 0)
@@ -84,8 +94,8 @@ class Clock:
             for lane in lanes:
                 if lane and lane[0] < first:
                     first, of_lane = lane[0], lane
-            if at_once and (first[0] > self.now or first[1] > at_once[0][0]):
-                _, act, arguments = at_once.popleft()
+            if immediate and (first[0] > self.now or first[1] > immediate[0][0]):
+                _, act, arguments = immediate.popleft()
             elif first[0] > until or first is never:
                 return False
             else:
@@ -96,11 +106,11 @@ class Clock:
         return True
 
 
-class Times:
-    """Where the time of one or many goes, in total, without visiting each.
+class StateTimes:
+    """Total seconds that one or many components spend in each state.
 
-    By state: how many are in it now, and the seconds of all stays so far, each that goes on counted
-    as if it had begun at 0.
+    Each state holds the number of components in it and the seconds of all stays. A stay that
+    continues counts as if it had begun at 0, so a reading costs nothing per component.
     """
 
     __slots__ = ("_clock", "_states")
@@ -110,28 +120,28 @@ class Times:
         self._states: dict[str, list[float]] = {}
 
     def join(self, state: str) -> list[float]:
-        """One more is in ``state`` from now on. What comes back is for `move`."""
-        of_state = self._states.get(state)
-        if of_state is None:
-            of_state = self._states[state] = [0.0, 0.0]
-        of_state[0] += 1.0
-        of_state[1] -= self._clock.now
-        return of_state
+        """Add one component in ``state``. `move` takes the returned record."""
+        record = self._states.get(state)
+        if record is None:
+            record = self._states[state] = [0.0, 0.0]
+        record[0] += 1.0
+        record[1] -= self._clock.now
+        return record
 
     def move(self, old: list[float], state: str) -> list[float]:
-        """One that has been in ``old``, which its last move gave, is in ``state`` now."""
+        """Move one component from ``old``, the record of its last move, to ``state``."""
         now = self._clock.now
         old[0] -= 1.0
         old[1] += now
-        of_state = self._states.get(state)
-        if of_state is None:
-            of_state = self._states[state] = [0.0, 0.0]
-        of_state[0] += 1.0
-        of_state[1] -= now
-        return of_state
+        record = self._states.get(state)
+        if record is None:
+            record = self._states[state] = [0.0, 0.0]
+        record[0] += 1.0
+        record[1] -= now
+        return record
 
     def seconds(self, state: str) -> float:
-        """Seconds spent in ``state`` by all, up to now."""
+        """Seconds that all components have spent in ``state``, up to now."""
         count, seconds = self._states.get(state, (0.0, 0.0))
         return seconds + count * self._clock.now
 

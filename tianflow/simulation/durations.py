@@ -1,5 +1,5 @@
-"""Times that are drawn: of a mean, a spread and a skew, in blocks, since a simulation asks for
-hundreds of thousands.
+"""Random durations with a given mean, spread and skew. They are drawn in blocks, because a
+simulation needs hundreds of thousands.
 """
 
 from __future__ import annotations
@@ -8,30 +8,32 @@ import numpy as np
 
 BLOCK = 1024
 NEGLIGIBLE = 1e-6
-"""What varies by less than this part of its mean is constant."""
+"""Fraction of the mean: a duration that varies by less is constant."""
 
 
 class Durations:
-    """Positive times from a gamma distribution that may begin above 0 (Pearson's type III).
+    """Positive durations from a shifted gamma distribution (Pearson's type III).
 
-    It is told by what is easily recorded, and it has what is seen: without a spread all are the
-    same; sums of many small times are nearly normal; exponential ones have a spread of 1; and what
-    takes mostly the same time and seldom much longer has a skew of more than twice its spread: then
-    no time is far below the mean.
+    Its parameters are easy to record, and it covers the cases that occur. A spread of 0 gives a
+    constant. Sums of many small durations are nearly normal. A spread of 1 without skew is
+    exponential. Durations that are mostly equal and rarely much longer have a skew of more than
+    twice their spread; none of them is far below the mean.
 
     Args:
         mean: in seconds.
         spread: standard deviation over the mean.
-        skew: third central moment over the cube of the standard deviation. What is less than twice
-            the spread would let times be negative, and counts as that.
-        random: where they come from.
+        skew: third central moment over the cube of the standard deviation. A value below twice the
+            spread would allow negative durations, and counts as twice the spread.
+        random: source of randomness.
     """
 
     def __init__(
         self, *, mean: float, spread: float, skew: float, random: np.random.Generator
     ) -> None:
         self._least, self._shape, self._scale = mean, 0.0, 0.0
-        self._floor = NEGLIGIBLE * mean  # where most draws are next to nothing, some round to it
+        self._floor = (
+            NEGLIGIBLE * mean
+        )  # with a large spread most draws are near 0; some round to 0
         if spread > NEGLIGIBLE:
             skew = max(skew, 2.0 * spread)
             self._shape, self._scale = 4.0 / skew**2, mean * spread * skew / 2.0
@@ -40,7 +42,7 @@ class Durations:
         self._drawn: list[float] = []
 
     def draw(self) -> float:
-        """The next one, in seconds."""
+        """Draw the next duration, in seconds."""
         if not self._drawn:
             if self._scale == 0.0:
                 return self._least

@@ -1,4 +1,6 @@
-"""Rates measured here: the config's own rollout and update, one after the other, on one thread."""
+"""Measures rates of a config on this machine: its own rollout and update, one after the other, on
+one thread.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,16 @@ if TYPE_CHECKING:
     from tianflow.config.model import Config
 
 SECONDS = 1.0
-"""For trajectories, and as long again for updates."""
+"""Duration of each of the two measurements: trajectories, then updates."""
 ROUNDS = 5
-"""At least, after one that is left out."""
+"""Minimum number of calls, after one that is not counted."""
 
 
 def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
-    """Times of a trajectory and of an update of ``config``, their spreads and sizes, as keys of
-    `Rates`.
+    """Measure a trajectory and an update of ``config``: means, spreads and sizes, as keys of
+    `MeasuredRates`.
 
-    Both are measured with nothing else at work: processes that share a core, or its caches, are
-    slower than that.
+    Nothing else runs meanwhile, so processes that share a core or its caches are slower than this.
 
     Raises:
         ConfigError: the config is not valid.
@@ -82,8 +83,8 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
 
 
 def _updates(config: Config, algorithm: Any, arena: Any, count: int) -> Callable[[], None]:
-    """One update as the learner computes it: copied out of the slots, trained on, weights
-    laid out.
+    """One update as the learner computes it: copies out of the slots, trains, and lays out the
+    weights.
     """
     import torch
 
@@ -102,8 +103,8 @@ def _updates(config: Config, algorithm: Any, arena: Any, count: int) -> Callable
 
 
 def _time(work: Callable[[], None], seconds: float, *, at_least: int) -> list[float]:
-    """Seconds of each call, the first left out; calls that took ten times the median were
-    interrupted by others and count as it.
+    """Seconds of each call, without the first. A call of ten times the median was interrupted, and
+    counts as the median.
     """
     work()
     times: list[float] = []

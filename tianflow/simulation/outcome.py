@@ -1,4 +1,4 @@
-"""What a simulation gives: numbers between two moments, as JSON and as lines."""
+"""`SimulationResult`: measurements between two times of a simulation, as JSON and as lines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class TimeMark:
-    """Where a simulation stands. Times are seconds by state, over all of a role."""
+    """Totals of a simulation at one virtual time. Seconds are by state, over all components of a
+    role.
+    """
 
     now: float
     ledger: LedgerSnapshot
     learner: Mapping[str, float]
     actors: Mapping[str, float]
-    asks: int
-    refused: int
+    requests: int
+    delayed: int
     events: int
 
 
 @dataclass(frozen=True, slots=True)
 class StalenessResult:
-    """Of the trajectories trained on, in versions. ``bound`` None: unbounded; the others None:
-    nothing was trained on.
+    """Staleness of the trajectories trained on, in versions. ``bound`` None: unbounded. The other
+    values are None if there were none.
     """
 
     bound: int | None
@@ -45,8 +47,8 @@ class StalenessResult:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What was seen after the warm-up. ``dropped`` counts trajectories, shares are fractions of
-    time by state.
+    """Measurements after the warm-up. ``dropped`` counts trajectories; shares are fractions of time
+    by state.
     """
 
     actors: int
@@ -68,17 +70,17 @@ class SimulationResult:
     events: int
 
     def document(self) -> dict[str, object]:
-        """The outcome as JSON holds it."""
+        """The result as JSON data."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The outcome as a person reads it."""
+        """The result as text."""
         s, bound = (
             self.staleness,
             "unbounded" if self.staleness.bound is None else self.staleness.bound,
         )
         spread = (
-            "nothing was trained on"
+            "no trajectory was trained on"
             if s.mean is None
             else f"min {s.min}, mean {s.mean:.2f}, p50 {s.p50}, p99 {s.p99}, max {s.max}"
         )
@@ -109,25 +111,24 @@ class SimulationResult:
 def between(
     before: TimeMark, after: TimeMark, *, config: Config, stalled: bool
 ) -> SimulationResult:
-    """What happened from one mark to the other."""
+    """The result between two marks."""
     passed, old, new = after.now - before.now, before.ledger, after.ledger
-    histogram = _less(new.staleness, old.staleness)
+    histogram = _difference(new.staleness, old.staleness)
     learner, actors = _shares(before.learner, after.learner), _shares(before.actors, after.actors)
-    refused = (after.refused - before.refused) / max(1, after.asks - before.asks)
-    name, why = _diagnosis(learner, actors, refused=refused)
+    delayed = (after.delayed - before.delayed) / max(1, after.requests - before.requests)
+    name, why = _diagnosis(learner, actors, delayed=delayed)
     if new.updates == old.updates:
         name, why = (
             "starting",
-            "it ended before the first update that counts: more --seconds, or less --warmup",
+            "the simulation ended during the warm-up; use more --seconds or less --warmup",
         )
     if stalled:
         name, why = (
             "stalled",
-            "nobody would ever go on: "
+            "the run would never continue; learner: "
             + _percent(learner)
-            + " of the learner, "
-            + _percent(actors)
-            + " of the actors",
+            + "; actors: "
+            + _percent(actors),
         )
 
     def speed(count: int) -> float:
@@ -143,7 +144,7 @@ def between(
         staleness=_staleness(histogram, new.max_staleness, new.violations),
         histogram=histogram,
         trained=new.trained - old.trained,
-        dropped=_less(new.dropped, old.dropped),
+        dropped=_difference(new.dropped, old.dropped),
         cuts=new.cuts - old.cuts,
         learner=learner,
         shares_of_actors=actors,
@@ -154,11 +155,12 @@ def between(
 
 
 def _diagnosis(
-    learner: Mapping[str, float], actors: Mapping[str, float], *, refused: float
+    learner: Mapping[str, float], actors: Mapping[str, float], *, delayed: float
 ) -> tuple[str, str]:
-    """The same verdict as of a run (`tianflow.observability.diagnosis`), and what would change it.
+    """The verdict that a run would give (`tianflow.observability.diagnosis`), and what would change
+    it.
 
-    ``refused``: part of the requests for a grant that had to wait.
+    ``delayed``: fraction of the requests for a grant that had to wait.
     """
     waits, wait = (
         learner.get("waiting:batch", 0.0),
@@ -166,17 +168,14 @@ def _diagnosis(
     )
     both = f"the learner waits {waits:.0%} and the actors {wait:.0%} of the time"
     if waits > NOTICEABLE and wait > NOTICEABLE:
-        if refused > 0.5:
+        if delayed > 0.5:
             return (
                 "balance-bound",
-                (
-                    f"{both}: both could go on, the bound says no; a higher balance.max_staleness "
-                    "would use it"
-                ),
+                f"{both}: the bound holds both back; a higher balance.max_staleness would help",
             )
         return (
             "transport-bound",
-            f"{both}, for what is on its way; less latency or a faster link would use it",
+            f"{both}, for transfers; less latency or a faster link would help",
         )
     if waits > NOTICEABLE:
         return (
@@ -202,7 +201,7 @@ def _staleness(counts: Mapping[int, int], bound: int | None, violations: int) ->
     if not counts:
         return StalenessResult(bound, None, None, None, None, None, violations)
     total = sum(counts.values())
-    mean = sum(age * count for age, count in counts.items()) / total
+    mean = sum(staleness * count for staleness, count in counts.items()) / total
     return StalenessResult(
         bound,
         min(counts),
@@ -214,7 +213,7 @@ def _staleness(counts: Mapping[int, int], bound: int | None, violations: int) ->
     )
 
 
-def _less(new: Mapping[K, int], old: Mapping[K, int]) -> dict[K, int]:
+def _difference(new: Mapping[K, int], old: Mapping[K, int]) -> dict[K, int]:
     return {key: count - old.get(key, 0) for key, count in new.items() if count > old.get(key, 0)}
 
 
@@ -229,4 +228,4 @@ def _shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
 
 
 def _percent(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{share:.0%} {state}" for state, share in shares.items()) or "no time passed"
+    return ", ".join(f"{share:.0%} {state}" for state, share in shares.items()) or "none"

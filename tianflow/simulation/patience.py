@@ -1,5 +1,5 @@
-"""How long a simulation may go on: refused beforehand where it would take too long, and ended where
-nothing comes of it.
+"""Limits of a simulation: refuses one that would take too long, and ends one that makes no
+progress.
 """
 
 from __future__ import annotations
@@ -14,31 +14,29 @@ if TYPE_CHECKING:
     from tianflow.simulation.rates import MeasuredRates
 
 MOST_S = 1e7
-"""Virtual time, four months: the controllers look four times a second, and so often takes
-minutes.
-"""
+"""Maximum virtual time, four months: the balancer's four ticks per second then take minutes."""
 MARGIN = 100.0
-"""So many times as long as anything takes, without an update: one that dies of failures alone is a
-matter of chance, but not of more.
+"""Multiple of the longest duration that may pass without an update. Random failures may delay an
+update, but not by this much.
 """
 LEAST_S = 100.0
 EVENTS, EVENTS_A_TRAJECTORY, EVENTS_AN_ACTOR = 5_000_000, 1000, 100
-"""So many without an update: a trajectory of an update is eight or so, and each actor begins with a
+"""Number of events without an update: a trajectory takes about eight, and each actor starts with a
 few.
 """
 
 
 def require_an_end(config: Config, rates: MeasuredRates, *, updates: int, seconds: float) -> None:
-    """Refuse what would go on for too long, or could feed no update.
+    """Refuse a simulation that would take too long, or can feed no update.
 
     Args:
-        config: with as many actors as are to be simulated.
-        rates: how long everything takes.
-        updates: all that are to be done.
-        seconds: of virtual time, after which it ends anyway.
+        config: with the simulated number of actors.
+        rates: durations.
+        updates: all updates, with the warm-up.
+        seconds: virtual time after which the simulation ends anyway.
 
     Raises:
-        ConfigError: naming what makes it so long.
+        ConfigError: names the cause.
     """
     batch = config.algorithm.batch_trajectories
     if batch > MOST_SLOTS:
@@ -47,7 +45,7 @@ def require_an_end(config: Config, rates: MeasuredRates, *, updates: int, second
                 Problem(
                     "algorithm.batch_trajectories",
                     batch,
-                    "no run has slots for so many",
+                    "exceeds the slots of any run",
                     f"at most {MOST_SLOTS}",
                 )
             ]
@@ -58,8 +56,8 @@ def require_an_end(config: Config, rates: MeasuredRates, *, updates: int, second
                 Problem(
                     "--seconds",
                     seconds,
-                    "no time would pass",
-                    "seconds of virtual time, or 0 for no end",
+                    "leaves no virtual time",
+                    "a positive number of seconds, or 0 for no limit",
                 )
             ]
         )
@@ -72,13 +70,13 @@ def require_an_end(config: Config, rates: MeasuredRates, *, updates: int, second
             else f"a batch of {batch} takes {sampling:.3g} s (rates.trajectory_s, "
             "algorithm.batch_trajectories, actors)"
         )
-        accepted = f"at most {MOST_S:.0e} s: fewer --updates, or an end with --seconds"
+        accepted = f"at most {MOST_S:.0e} s: fewer --updates, or a limit with --seconds"
         raise ConfigError(
             [
                 Problem(
                     "--updates",
                     updates,
-                    f"would last {expected:.3g} s of virtual time: {slow}",
+                    f"would take {expected:.3g} s of virtual time: {slow}",
                     accepted,
                 )
             ]
@@ -91,8 +89,8 @@ def an_update_s(config: Config, rates: MeasuredRates) -> float:
 
 
 def a_batch_s(config: Config, rates: MeasuredRates) -> float:
-    """Seconds in which all actors, those of one host in turn, make what an update takes, were they
-    never held back.
+    """Seconds in which all actors sample one batch if they never wait; actors of one host take
+    turns.
     """
     at_once = min(config.actors.count, config.actors.hosts or config.actors.count)
     pace = 1.0 - rates.straggler_share * (1.0 - 1.0 / rates.straggler_factor)
@@ -100,10 +98,10 @@ def a_batch_s(config: Config, rates: MeasuredRates) -> float:
 
 
 class Patience:
-    """Ends a simulation in which nothing is trained on any more, though events go on: failures that
-    come sooner than a trajectory is over.
+    """Decides when a simulation without updates has stalled, for example because actors fail sooner
+    than they commit.
 
-    Also where virtual time would stand still: it counts events, too.
+    It also counts events, for a simulation whose virtual time stands still.
     """
 
     def __init__(self, config: Config, rates: MeasuredRates) -> None:
@@ -123,12 +121,10 @@ class Patience:
             longest + away + rates.latency_s + rates.learner_latency_s
         )
         self._events = EVENTS + EVENTS_A_TRAJECTORY * batch + EVENTS_AN_ACTOR * actors
-        self._updates, self._now, self._seen = 0, 0.0, 0
+        self._updates, self._since, self._events_before = 0, 0.0, 0
 
     def is_over(self, *, updates: int, now: float, events: int) -> bool:
-        """After so many ``updates``, at virtual time ``now``, ``events`` later than the
-        beginning.
-        """
+        """True if too many events or too much time passed since the last update."""
         if updates != self._updates:
-            self._updates, self._now, self._seen = updates, now, events
-        return now - self._now > self._seconds or events - self._seen > self._events
+            self._updates, self._since, self._events_before = updates, now, events
+        return now - self._since > self._seconds or events - self._events_before > self._events

@@ -1,4 +1,4 @@
-"""How far a simulation is that takes a while, and how long it will still take."""
+"""Progress reports of a simulation that takes a while."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProgressState:
-    """Where a simulation stands, ``part`` of the way to its end. ``now``: virtual time in
-    seconds.
-    """
+    """Progress of a simulation: updates, virtual time in seconds, and the completed fraction."""
 
     updates: int
     now: float
-    part: float
+    fraction: float
 
 
 class Progress:
-    """Says it every few seconds, the first time when one that is quick would be over.
+    """Reports every few seconds, first after `EVERY_S`, so that a quick simulation reports nothing.
 
     Args:
-        say: takes a line.
+        write: takes a line.
         clock: seconds of real time.
     """
 
     def __init__(
-        self, say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
+        self, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._say, self._clock = say, clock
+        self._write, self._clock = write, clock
         self._began = clock()
         self._due = self._began + EVERY_S
 
-    def __call__(self, standing: Callable[[], ProgressState]) -> None:
-        """Look at the clock, and only when it is time at where the simulation is."""
+    def __call__(self, progress: Callable[[], ProgressState]) -> None:
+        """Report if it is time, and call ``progress`` only then."""
         now = self._clock()
         if now < self._due:
             return
         self._due = now + EVERY_S
-        at = standing()
+        at = progress()
         left = (
-            f"about {_long((now - self._began) * (1.0 - at.part) / at.part)} to go"
-            if at.part > 0.0
-            else "no end in sight yet"
+            f"about {_long((now - self._began) * (1.0 - at.fraction) / at.fraction)} to go"
+            if at.fraction > 0.0
+            else "time to go is unknown yet"
         )
-        self._say(f"{at.updates} updates, {at.now:.4g} s of virtual time, {at.part:.1%}; {left}")
+        self._write(
+            f"{at.updates} updates, {at.now:.4g} s of virtual time, {at.fraction:.1%}; {left}"
+        )
 
 
 def _long(seconds: float) -> str:

@@ -1,6 +1,4 @@
-"""How long everything takes that a simulation does not compute, and where such numbers come
-from.
-"""
+"""`MeasuredRates`: the durations and sizes that a simulation takes as given, and files of them."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ from tianflow.config.model import Fraction, Section
 from tianflow.errors import ConfigError, Problem
 
 SHORTEST_S, LONGEST_S = 1e-6, 1e6
-"""Nothing that is computed is over sooner than that, and twelve days are longer than anybody waits.
-"""
+"""Accepted range of a computation, in seconds (1e6 s are twelve days)."""
 Work = Annotated[float, Field(ge=SHORTEST_S, le=LONGEST_S)]
 Delay = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
 Spread = Annotated[float, Field(ge=0.0, le=1e3)]
@@ -26,38 +23,36 @@ Size = Annotated[float, Field(ge=0.0, le=1e15)]
 
 
 class MeasuredRates(Section):
-    """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; see
+    """Durations in seconds, sizes in bytes. A spread is a standard deviation over its mean; see
     `tianflow.simulation.durations`.
     """
 
     trajectory_s: Work
-    """One whole trajectory of an actor that is no straggler, without waiting."""
+    """One whole trajectory of an actor that is not a straggler, without waiting."""
     update_s: Work
-    """One update, the copy out of the slots and laying out the weights included."""
+    """One update, with copying out of the slots and laying out the weights."""
     trajectory_spread: Spread = 0.1
-    """From one trajectory of an actor to the next."""
+    """Spread between the trajectories of one actor."""
     trajectory_skew: Skew = 0.0
-    """Third central moment over the cube of the standard deviation; what is less than twice the
-    spread counts as that.
+    """Third central moment over the cube of the standard deviation; a value below twice the spread
+    counts as twice the spread.
     """
     update_spread: Spread = 0.0
     update_skew: Skew = 0.0
     actor_spread: Spread = 0.0
-    """From one actor's own mean to another's."""
+    """Spread between the means of different actors."""
     env_steps: Annotated[float, Field(gt=0.0, le=1e15)] | None = None
-    """Valid environment steps in a whole trajectory; None: ``actors.rollout_steps * env.num_envs``.
+    """Valid environment steps of a whole trajectory; None: ``actors.rollout_steps * env.num_envs``.
     """
     publish_s: Delay = 0.0
-    """Added to every update whose version is published."""
+    """Extra time of each update that publishes its version."""
     turn_s: Delay = 0.0
-    """From hearing of a grant to the first step, when nobody else has the turn: the way to the
-    compute thread.
-    """
+    """From a grant to the first step if the compute thread is free: the way to that thread."""
     straggler_share: Fraction = 0.0
-    """This part of the actors is slower, always the same ones."""
+    """Fraction of the actors that are slower; always the same ones."""
     straggler_factor: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0
     failures_per_hour: Annotated[float, Field(ge=0.0, le=3.6e6)] = 0.0
-    """Of each actor; what it has in the making is lost with it."""
+    """Failures of one actor; each loses the trajectory in progress."""
     restart_s: Delay = 10.0
     latency_s: Delay = 0.0
     """One way, between an actor and the machine of learner and coordinator."""
@@ -69,12 +64,12 @@ class MeasuredRates(Section):
     weights_bytes: Size = 0.0
 
     def transfer_s(self, nbytes: float) -> float:
-        """Seconds until ``nbytes`` have crossed a link."""
+        """Seconds that ``nbytes`` take to cross a link."""
         return self.latency_s + (nbytes / self.bandwidth if self.bandwidth is not None else 0.0)
 
 
 def make_rates(values: Mapping[str, object]) -> MeasuredRates:
-    """Check ``values``. Raises `ConfigError` with every problem, paths beginning with ``rates``."""
+    """Check ``values``. Raises `ConfigError` with every problem; paths begin with ``rates``."""
     try:
         rates = MeasuredRates.model_validate(dict(values))
     except ValidationError as error:
@@ -91,7 +86,7 @@ def make_rates(values: Mapping[str, object]) -> MeasuredRates:
                 Problem(
                     "rates.bandwidth",
                     rates.bandwidth,
-                    f"what crosses a link would take {longest:.3g} s",
+                    f"a transfer over a link would take {longest:.3g} s",
                     f"at most {LONGEST_S:g} s",
                 )
             ]
@@ -105,20 +100,20 @@ def _problem(
     key = str(loc[0]) if loc else ""
     if kind == "missing":
         message = (
-            "nobody can tell it: take it from a run with --like, measure it with "
-            f"--measure, or give it as rates.{key}"
+            "is missing: take it from a run with --like, measure it with --measure, or set "
+            f"rates.{key}"
         )
     elif kind == "extra_forbidden":
-        message, accepted = "is no rate", "one of " + ", ".join(MeasuredRates.model_fields)
+        message, accepted = "is not a rate", "one of " + ", ".join(MeasuredRates.model_fields)
         return Problem(f"rates.{key}", values.get(key), message, accepted)
     return Problem(f"rates.{key}", values.get(key), message)
 
 
 def read_rates(path: Path) -> dict[str, object]:
-    """The table of rates in a TOML or JSON file, unchecked.
+    """Read the table of rates in a TOML or JSON file, unchecked.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     if path.is_dir():
         raise ConfigError(
@@ -127,7 +122,7 @@ def read_rates(path: Path) -> dict[str, object]:
                     "--rates",
                     str(path),
                     "is a directory",
-                    "a TOML or JSON file of rates; a run is given with --like",
+                    "a TOML or JSON file of rates (use --like for a run)",
                 )
             ]
         )
@@ -140,5 +135,5 @@ def read_rates(path: Path) -> dict[str, object]:
         ) from error
     table = table.get("rates", table) if isinstance(table, dict) else table
     if not isinstance(table, dict):
-        raise ConfigError([Problem("--rates", str(path), "does not hold a table", "keys of rates")])
+        raise ConfigError([Problem("--rates", str(path), "is not a table", "keys of rates")])
     return table

@@ -1,6 +1,4 @@
-"""config, rates -> Simulation -> outcome. Learner, actors, desk and balancer on one heap of
-events.
-"""
+"""`Simulation`: one run in virtual time (config, rates → result)."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
 from tianflow.planning.memory import MOST_SLOTS, slots_wanted
 from tianflow.simulation.actors import ActorContext, SimulatedActor, SimulatedHost
-from tianflow.simulation.clock import Clock, Times
+from tianflow.simulation.clock import Clock, StateTimes
 from tianflow.simulation.durations import Durations
 from tianflow.simulation.outcome import SimulationResult, TimeMark, between
 from tianflow.simulation.patience import Patience, require_an_end
@@ -35,43 +33,43 @@ if TYPE_CHECKING:
 
 Ts = TypeVarTuple("Ts")
 MASK = 2**64 - 1
-"""A seed may be negative; those of NumPy may not."""
+"""Maps a seed to the non-negative seeds that NumPy accepts."""
 QUIET_TICKS = 400
-"""So many looks of the controllers in a row with nothing else due: nothing ever will be."""
+"""Balancer ticks in a row without any other event: then the simulation has stalled."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSettings:
-    """One value of the settings, as `SettingsReader` holds it. It does not change."""
+    """A `SettingsReader` whose settings do not change."""
 
     value: LiveSettings
     key: int = 0
 
     def on_change(self, _: Callable[[], None]) -> Callable[[], None]:
-        """Nothing changes."""
+        """Never call it; the settings do not change."""
         return lambda: None
 
 
 class Simulation:
     """One run in virtual time. The same config, rates and seed give the same outcome.
 
-    The ledger, the controllers, their merging, publishing and the check at use are those of a run.
-    Its own are times, and the small talk of actors and learner with the ledger.
+    The ledger, the exchange, the balancer, its controllers, publishing and `admissible` are those
+    of a run. Simulated are durations, and the messages of actors and learner.
 
     Args:
-        config: as for a run. ``actors.hosts`` None: every actor computes by itself.
-        rates: how long everything takes.
-        actors: how many there are; None: as the config says, which may not be as many.
-        seed: of every time that is drawn.
+        config: as for a run. ``actors.hosts`` None: every actor has a compute thread of its own.
+        rates: durations of everything that is simulated.
+        actors: number of actors, without the limit of a config; None: ``actors.count``.
+        seed: of every duration that is drawn.
 
     Raises:
-        ConfigError: the config learns from replay, or can feed no update.
+        ConfigError: the config learns from replay, or has no actors.
     """
 
     def __init__(
         self, config: Config, rates: MeasuredRates, *, actors: int | None = None, seed: int = 0
     ) -> None:
-        if actors is not None:  # a copy is not judged again: what limits a run is no limit here
+        if actors is not None:  # copied unchecked: the limits of a run do not apply here
             config = config.model_copy(
                 update={"actors": config.actors.model_copy(update={"count": actors})}
             )
@@ -79,7 +77,7 @@ class Simulation:
         self.config, self.rates = config, rates
         self.clock = Clock()
         self._random = random.Random(seed)  # noqa: S311 - times, not secrets
-        trajectories, updates, places = (
+        trajectories, updates, hosts = (
             np.random.default_rng((seed & MASK, part)) for part in range(3)
         )
         self._draw_trajectory = Durations(
@@ -92,27 +90,26 @@ class Simulation:
             mean=rates.update_s, spread=rates.update_spread, skew=rates.update_skew, random=updates
         ).draw
         self._draw_pace = Durations(
-            mean=1.0, spread=rates.actor_spread, skew=0.0, random=places
+            mean=1.0, spread=rates.actor_spread, skew=0.0, random=hosts
         ).draw
         batch, slots = config.algorithm.batch_trajectories, min(MOST_SLOTS, slots_wanted(config))
         self.ledger = Ledger(
             limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, slots)),
             slots=slots,
         )
-        self.desk = VirtualExchange(
-            ledger=self.ledger, clock=self.clock, holders=config.actors.count
-        )
-        self._actor_times, self._learner_times = Times(self.clock), Times(self.clock)
+        self.exchange = VirtualExchange(ledger=self.ledger, clock=self.clock)
+        self._actor_times = StateTimes(self.clock)
+        self._learner_times = StateTimes(self.clock)
         self.visible = NO_VERSION
-        self._held_up: list[tuple[SimulatedActor, int]] = []
+        self._waiting_for_weights: list[tuple[SimulatedActor, int]] = []
         self._version, self._published = Version(1, 0), Version(1, 0)
         self._bound = config.bound
         self._updating: Batch | None = None
-        self._ahead: Batch | None = None
-        self._pulled = False
-        self._stay = self._learner_times.join("waiting:batch")
+        self._prefetched: Batch | None = None
+        self._requested = False
+        self._state = self._learner_times.join("waiting:batch")
         self._balancer = Balancer(
-            exchange=self.desk,  # type: ignore[arg-type]  # the part of an exchange that it uses
+            exchange=self.exchange,
             settings=FixedSettings(LiveSettings(config, config.bound)),
             set_bound=self._set_bound,
             waiting_seconds=lambda: (
@@ -122,7 +119,7 @@ class Simulation:
             actors=lambda: config.actors.count,
             clock=lambda: self.clock.now,
         )
-        self.desk.on_settled(self.clock.interrupt)
+        self.exchange.on_settled(self.clock.interrupt)
         self.actors = self._make_actors()
 
     def run(
@@ -131,38 +128,35 @@ class Simulation:
         updates: int,
         warmup: int = 0,
         seconds: float = math.inf,
-        tell: Callable[[Callable[[], ProgressState]], None] = lambda _: None,
+        report: Callable[[Callable[[], ProgressState]], None] = lambda _: None,
     ) -> SimulationResult:
-        """Go on until ``updates`` after the first ``warmup`` are done, or ``seconds`` of virtual
-        time are over.
+        """Simulate ``warmup`` and then ``updates`` updates, or ``seconds`` of virtual time.
 
-        What happens before ``warmup`` updates are done is left out of the outcome. ``tell`` is
-        called now and then, with what says where it stands.
+        The result excludes the warm-up. ``report`` is called now and then with a function that
+        returns the progress.
 
         Raises:
-            ConfigError: it would go on for too long.
+            ConfigError: it would take too long.
         """
         require_an_end(self.config, self.rates, updates=warmup + updates, seconds=seconds)
         for actor in self.actors:
-            actor.live()
-        self.desk.open_lineage(self._version)
-        self._seen(self._version)
+            actor.start()
+        self.exchange.open_lineage(self._version)
+        self._show(self._version)
         self._pull()
         before = self._mark() if warmup == 0 else None
-        whole, tick, quiet, patience = (
-            warmup + updates,
-            TICK_S,
-            0,
-            Patience(self.config, self.rates),
-        )
+        last, tick, quiet = warmup + updates, TICK_S, 0
+        patience = Patience(self.config, self.rates)
         stalled = False
-        while (number := self.ledger.version.number) < whole:
-            tell(lambda: self._standing(whole, seconds))
+        while (number := self.ledger.version.number) < last:
+            report(lambda: self._progress(last, seconds))
             if stalled := quiet >= QUIET_TICKS or patience.is_over(
                 updates=number, now=self.clock.now, events=self.clock.events
             ):
                 break
-            if self.clock.work(min(tick, seconds)):  # an update was settled, or it has been a while
+            if self.clock.advance(
+                min(tick, seconds)
+            ):  # an update was settled, or after many events
                 if before is None and self.ledger.version.number >= warmup:
                     before = self._mark()
                 continue
@@ -179,15 +173,15 @@ class Simulation:
     # Weights
     # ----------------------------------------------------------------------------------------------
 
-    def call_when_newer(self, actor: SimulatedActor, life: int) -> None:
-        """`SimulatedHost.start` once a newer version can be seen."""
-        self._held_up.append((actor, life))
+    def call_when_newer(self, actor: SimulatedActor, incarnation: int) -> None:
+        """Call `SimulatedHost.start` when a newer version is visible."""
+        self._waiting_for_weights.append((actor, incarnation))
 
-    def _seen(self, version: Version) -> None:
+    def _show(self, version: Version) -> None:
         self.visible = max(self.visible, version)
-        held_up, self._held_up = self._held_up, []
-        for actor, life in held_up:
-            actor.host.start(actor, life)
+        waiting, self._waiting_for_weights = self._waiting_for_weights, []
+        for actor, incarnation in waiting:
+            actor.host.start(actor, incarnation)
 
     # Learner
     # ----------------------------------------------------------------------------------------------
@@ -196,30 +190,32 @@ class Simulation:
         self._bound = bound
 
     def _enter(self, state: str) -> None:
-        self._stay = self._learner_times.move(self._stay, state)
+        self._state = self._learner_times.move(self._state, state)
 
     def _pull(self) -> None:
         ahead = self._updating is not None
-        self._pulled = True
-        self._tell(self.desk.request_batch, Version(1, self._version.number + ahead), self._hear)
+        self._requested = True
+        version = Version(1, self._version.number + ahead)
+        self._send(self.exchange.request_batch, version, self._deliver)
 
-    def _tell(self, act: Callable[[*Ts], None], *arguments: *Ts) -> None:
+    def _send(self, act: Callable[[*Ts], None], *arguments: *Ts) -> None:
         self.clock.at(self.rates.learner_latency_s, act, *arguments)
 
-    def _hear(self, batch: Batch) -> None:
-        self.clock.at(self.rates.learner_latency_s, self._received, batch)
+    def _deliver(self, batch: Batch | None) -> None:
+        assert batch is not None  # None is the end of a run, and a simulation just stops
+        self.clock.at(self.rates.learner_latency_s, self._receive, batch)
 
-    def _received(self, batch: Batch) -> None:
-        self._pulled = False
+    def _receive(self, batch: Batch) -> None:
+        self._requested = False
         if self._updating is None:
             self._use(batch)
         else:
-            self._ahead = batch
+            self._prefetched = batch
 
     def _use(self, batch: Batch) -> None:
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
         if not admissible(batch, self._version, self._bound):
-            self._tell(self.desk.give_back, tickets)
+            self._send(self.exchange.give_back, tickets)
             self._pull()
             return
         self._updating = batch
@@ -233,54 +229,55 @@ class Simulation:
         )
         self.clock.at(
             update_s + (self.rates.publish_s if publishes else 0.0),
-            self._updated,
+            self._finish_update,
             tickets,
             self._bound,
             publishes,
         )
 
-    def _updated(self, tickets: tuple[int, ...], bound: int | None, publishes: bool) -> None:
+    def _finish_update(self, tickets: tuple[int, ...], bound: int | None, publishes: bool) -> None:
         self._version = Version(1, self._version.number + 1)
         self._updating = None
         if publishes:
             self._published = self._version
             self.clock.at(
-                self.rates.transfer_s(self.rates.weights_bytes), self._seen, self._version
+                self.rates.transfer_s(self.rates.weights_bytes), self._show, self._version
             )
         self._enter("waiting:batch")
-        self._tell(self.desk.settle, Settlement(self._version, tickets, bound, publishes))
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            self._use(ahead)
-        elif not self._pulled:
+        self._send(self.exchange.settle, Settlement(self._version, tickets, bound, publishes))
+        batch, self._prefetched = self._prefetched, None
+        if batch is not None:
+            self._use(batch)
+        elif not self._requested:
             self._pull()
 
     # Inside
     # ----------------------------------------------------------------------------------------------
 
-    def _standing(self, whole: int, seconds: float) -> ProgressState:
+    def _progress(self, last: int, seconds: float) -> ProgressState:
         number, now = self.ledger.version.number, self.clock.now
-        return ProgressState(number, now, max(number / whole, now / seconds))
+        return ProgressState(number, now, max(number / last, now / seconds))
 
     def _make_actors(self) -> list[SimulatedActor]:
         count, hosts = self.config.actors.count, self.config.actors.hosts
-        around = ActorContext(
+        context = ActorContext(
             config=self.config,
             rates=self.rates,
             clock=self.clock,
-            desk=self.desk,
+            exchange=self.exchange,
             times=self._actor_times,
             weights=self,
             draw=self._draw_trajectory,
             random_=self._random,
         )
-        places = [SimulatedHost(around) for _ in range(min(count, hosts or count))]
+        threads = [SimulatedHost(context) for _ in range(min(count, hosts or count))]
         slow = set(self._random.sample(range(count), round(self.rates.straggler_share * count)))
         return [
             SimulatedActor(
                 f"actor-{index}",
-                host=places[index % len(places)],
-                slow=self._draw_pace() * (self.rates.straggler_factor if index in slow else 1.0),
+                host=threads[index % len(threads)],
+                slowness=self._draw_pace()
+                * (self.rates.straggler_factor if index in slow else 1.0),
             )
             for index in range(count)
         ]
@@ -291,29 +288,27 @@ class Simulation:
             ledger=self.ledger.snapshot(),
             learner=self._learner_times.read(),
             actors=self._actor_times.read(),
-            asks=self.desk.asks,
-            refused=self.desk.refused,
+            requests=self.exchange.requests,
+            delayed=self.exchange.delayed,
             events=self.clock.events,
         )
 
 
 def refuse(config: Config, actors: int | None) -> None:
-    """Raise `ConfigError` for a config that cannot be simulated with so many actors (None: as many
-    as it says).
+    """Raise `ConfigError` if ``config`` cannot be simulated with ``actors`` (None: its own
+    count).
     """
     if config.algorithm.window is not None:
-        message = (
-            "learns from replay: only algorithms that use each trajectory once are "
-            "simulated (no shards, no limiter)"
-        )
-        raise ConfigError([Problem("algorithm.name", config.algorithm.name, message)])
+        message = "learns from replay; a simulation has no replay shards and no rate limiter"
+        accepted = "an algorithm that trains on each trajectory once"
+        raise ConfigError([Problem("algorithm.name", config.algorithm.name, message, accepted)])
     if (config.actors.count if actors is None else actors) < 1:
         raise ConfigError(
             [
                 Problem(
                     "actors.count",
                     0,
-                    "nobody would sample, so there is nothing to simulate",
+                    "without actors no trajectory is sampled",
                     "at least 1",
                 )
             ]

@@ -1,172 +1,75 @@
-"""What the exchange does, in virtual time: who waits for a grant or a batch, around the real
-ledger.
-"""
+"""`VirtualExchange`: the exchange of a run, with its waiting in virtual time."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from tianflow.core.limits import Limits
-from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
-from tianflow.errors import TianflowError
-from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Blocked
+from tianflow.exchange.exchange import Exchange
 
 if TYPE_CHECKING:
+    from tianflow.core.payloads import Grant, Version
+    from tianflow.ledger.ledger import Ledger
     from tianflow.simulation.clock import Clock
 
 
 class WaitingActor(Protocol):
-    """An actor, as far as the desk knows it."""
+    """The part of a simulated actor that the exchange uses."""
 
     name: str
-    life: int
+    incarnation: int
 
-    def granted(self, grant: Grant, life: int) -> None: ...
-    def cut(self, ticket: int, life: int) -> None: ...
+    def granted(self, grant: Grant | None, incarnation: int) -> None: ...
+    def cut(self, ticket: int, incarnation: int) -> None: ...
 
 
-class VirtualExchange:
-    """`tianflow.exchange.exchange.Exchange` without loop and memory; the balancer takes one for the
-    other.
+class CutRequests:
+    """Stands in for an arena: passes a cut request to the actor that writes the slot."""
+
+    def __init__(self) -> None:
+        self._writers: dict[int, tuple[int, WaitingActor, int]] = {}
+
+    def write(self, slot: int, ticket: int, actor: WaitingActor, incarnation: int) -> None:
+        """Register the writer of ``slot``."""
+        self._writers[slot] = ticket, actor, incarnation
+
+    def request_cut(self, slot: int, ticket: int) -> None:
+        """Ask the writer of ``ticket`` once to commit the steps it has."""
+        if slot in self._writers and self._writers[slot][0] == ticket:
+            _, actor, incarnation = self._writers.pop(slot)
+            actor.cut(ticket, incarnation)
+
+
+class VirtualExchange(Exchange):
+    """`Exchange` on a virtual clock, with simulated actors as holders.
 
     Args:
         ledger: decides.
         clock: virtual time.
-        holders: how many actors there are.
     """
 
-    def __init__(self, *, ledger: Ledger, clock: Clock, holders: int) -> None:
-        self.ledger = ledger
-        self._clock, self._holders = clock, holders
-        self._wanting: deque[tuple[WaitingActor, int]] = deque()
-        self._begun: dict[int, tuple[WaitingActor, int]] = {}
-        self._asked_to_cut: set[int] = set()
-        self._pulling: tuple[Version, Callable[[Batch], None]] | None = None
-        self._alarm = 0
-        self._settled: list[Callable[[], None]] = []
-        self.asks = 0
-        self.refused = 0
-        """Requests for a grant that had to wait, of all ``asks``."""
+    def __init__(self, *, ledger: Ledger, clock: Clock) -> None:
+        self._cut_requests = CutRequests()
+        super().__init__(
+            ledger=ledger,
+            arena=self._cut_requests,  # type: ignore[arg-type]  # the part of an arena that it uses
+            clock=lambda: clock.now,
+            call_later=clock.call_later,
+        )
+        self.requests = 0
+        self.delayed = 0
+        """Requests for a grant that had to wait, out of ``requests``."""
 
-    # Actors
-    # ----------------------------------------------------------------------------------------------
+    def request_for(self, actor: WaitingActor, incarnation: int) -> None:
+        """Grant ``actor`` a ticket as soon as possible, unless this incarnation has failed."""
+        if actor.incarnation == incarnation:
+            self.request_grant(actor.name, partial(actor.granted, incarnation=incarnation))
+            self.requests += 1
+            self.delayed += bool(self._requests)
 
-    def request_grant(self, actor: WaitingActor, life: int) -> None:
-        """A grant for ``actor`` as soon as there is one, first come first served, unless it has
-        failed by then.
-        """
-        self._wanting.append((actor, life))
-        if len(self._wanting) == 1:  # whoever stands before it waits for what has not come yet
-            self._grant()
-        self.asks += 1
-        self.refused += bool(self._wanting)
-
-    def begin(self, actor: WaitingActor, life: int, ticket: int, version: Version) -> None:
-        """The holder begins."""
-        if self.ledger.begin(ticket, version):
-            self._begun[ticket] = actor, life
-
-    def commit(self, trajectory: Trajectory) -> None:
-        """A trajectory is whole, or as long as a cut left it."""
-        ticket = trajectory.ticket
-        self._begun.pop(ticket, None)
-        self.ledger.commit(ticket, trajectory, self._clock.now)
-        self._asked_to_cut.discard(ticket)
-        if self._pulling is not None:
-            self._take()
-        if self._wanting:
-            self._grant()
-
-    def holder_lost(self, actor: WaitingActor, tickets: Iterable[int], reason: str) -> None:
-        """``actor`` was reaped, with ``tickets`` in its hands."""
-        for ticket in tickets:
-            self._begun.pop(ticket, None)
-            self._asked_to_cut.discard(ticket)
-        self.ledger.holder_lost(actor.name, reason)
-        self._pump()
-
-    # Learner
-    # ----------------------------------------------------------------------------------------------
-
-    def open_lineage(self, version: Version) -> None:
-        """The learner published its first version."""
-        self.ledger.open_lineage(version)
-        self._pump()
-
-    def request_batch(self, for_version: Version, deliver: Callable[[Batch], None]) -> None:
-        """Call ``deliver`` with a batch for ``for_version`` as soon as there is one."""
-        if self._pulling is not None:
-            raise TianflowError("the learner pulls one batch at a time")
-        self._pulling = for_version, deliver
-        self._pump()
-
-    def give_back(self, tickets: Iterable[int]) -> None:
-        """A batch was not used after all."""
-        self.ledger.give_back(tickets)
-        self._pump()
-
-    def settle(self, settlement: Settlement) -> None:
-        """An update is over."""
-        self.ledger.settle(settlement)
-        for observe in self._settled:
-            observe()
-        self._pump()
-
-    # Balance
-    # ----------------------------------------------------------------------------------------------
-
-    def set_limits(self, limits: Limits) -> None:
-        """Put limits in force."""
-        if limits != self.ledger.limits:
-            self.ledger.set_limits(limits)
-            self._pump()
-
-    def on_settled(self, observe: Callable[[], None]) -> None:
-        """Call ``observe`` after every settled update, before anything else moves."""
-        self._settled.append(observe)
-
-    # Inside
-    # ----------------------------------------------------------------------------------------------
-
-    def _pump(self) -> None:
-        self._take()
-        self._grant()
-
-    def _grant(self) -> None:
-        wanting, ledger = self._wanting, self.ledger
-        while wanting and ledger.grantable:
-            actor, life = wanting.popleft()
-            if actor.life == life and (
-                grant := ledger.grant(actor.name, ahead=ledger.ahead(self._holders))
-            ):
-                actor.granted(grant, life)
-
-    def _take(self) -> None:
-        if self._pulling is None:
-            return
-        for_version, deliver = self._pulling
-        self._alarm += 1
-        answer = self.ledger.take(for_version, self._clock.now)
-        if isinstance(answer, Blocked):
-            self._wait_for_stragglers(answer)
-            return
-        self._pulling = None
-        deliver(answer)
-
-    def _wait_for_stragglers(self, blocked: Blocked) -> None:
-        for ticket in blocked.cut:
-            if ticket not in self._asked_to_cut and ticket in self._begun:
-                self._asked_to_cut.add(ticket)
-                actor, life = self._begun[ticket]
-                actor.cut(ticket, life)
-        if blocked.until is not None:
-            self._clock.at(
-                max(0.0, blocked.until - self._clock.now) + 0.001, self._ring, self._alarm
-            )
-
-    def _ring(self, alarm: int) -> None:
-        if alarm == self._alarm:
-            self._pump()
+    def begin_for(
+        self, actor: WaitingActor, incarnation: int, grant: Grant, version: Version
+    ) -> None:
+        """``actor`` begins the rollout of ``grant``."""
+        self.begin(grant.ticket, version)
+        self._cut_requests.write(grant.slot, grant.ticket, actor, incarnation)

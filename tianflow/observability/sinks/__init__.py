@@ -1,3 +1,3 @@
-"""Where a run's history goes besides its file: TensorBoard, W&B, MLflow, or anything that has
-`base.Sink`'s two methods.
+"""Sinks receive the history of a run besides its file: TensorBoard, W&B, MLflow, or any class with
+the two methods of `base.Sink`.
 """

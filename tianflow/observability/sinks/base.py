@@ -1,4 +1,4 @@
-"""What a sink is, and how a row of history becomes numbers with names."""
+"""`Sink`, the contract of sinks, and the conversion of a history row to named numbers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any, NamedTuple, Protocol
 
 from tianflow.rundir.history import Row, is_number
 
-_ABOUT = frozenset({"t", "time", "span_s", "marks", "env_steps", "generation"})
-"""What says when a row was, and nothing of how the run did."""
+_CONTEXT = frozenset({"t", "time", "span_s", "marks", "env_steps", "generation"})
+"""Fields that locate a row in time and are not measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """The run that a sink is told about. ``config``: every setting in force at the start,
-    JSON-ready.
-    """
+    """The run of a sink. ``config`` holds every setting at the start, ready for JSON."""
 
     id: str
     directory: Path
@@ -25,25 +23,25 @@ class SinkRun:
 
 
 class Sink(Protocol):
-    """Takes a run's history. Made by ``factory(run=SinkRun, **kwargs)``, used and closed in a
-    thread of its own.
+    """Receives the history of a run. ``factory(run=SinkRun, **kwargs)`` makes it, in a thread of
+    its own, which also uses and closes it.
 
-    It may wait as long as it likes, and raise: it is closed then, and gets nothing more. A factory
-    may name the ``packages`` that it imports, and the ``extra`` that installs them; whether they
-    are there is then known before a run starts.
+    A sink may block. If it raises, it is closed and receives no more rows. A factory may name the
+    ``packages`` that it imports and the ``extra`` that installs them; a run checks for them before
+    it starts.
     """
 
     def write(self, row: Row) -> None:
-        """One row, as `tianflow.rundir.history.Row` describes it; no two are of one time, but a
-        resumed run may go back in steps.
+        """Write one row; see `tianflow.rundir.history.Row`. The times of rows differ, but a resumed
+        run may go back in steps.
         """
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close after the last row."""
 
 
 class Point(NamedTuple):
-    """Numbers of one moment, by name. ``step``: environment steps; ``time``: Unix seconds."""
+    """Named numbers of one time. ``step``: environment steps; ``time``: Unix seconds."""
 
     step: int
     time: float
@@ -51,8 +49,8 @@ class Point(NamedTuple):
 
 
 def points(row: Row) -> list[Point]:
-    """The evaluations in ``row``, each under ``evaluation/...``, and then its numbers, named as the
-    row names them: ``staleness/p99``.
+    """The evaluations in ``row``, each as ``evaluation/...``, then the numbers of the row by their
+    paths, for example ``staleness/p99``.
     """
     step, now = int(row["env_steps"]), float(row["time"])
     found = [
@@ -64,7 +62,7 @@ def points(row: Row) -> list[Point]:
         for mark in row["marks"]
         if mark["kind"] == "evaluation"
     ]
-    return [*found, Point(step, now, dict(_numbers(row, "", _ABOUT)))]
+    return [*found, Point(step, now, dict(_numbers(row, "", _CONTEXT)))]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""rows of history -> MLflow."""
+"""A sink for MLflow."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from tianflow.observability.sinks.base import SinkRun, flat, points
 from tianflow.rundir.history import Row
 
 TAG = "tianflow.run"
-"""Says which run of ours a run of MLflow's is, so that a resumed one goes on in it."""
+"""Tag of an MLflow run with the id of the tianflow run, so that a resumed run continues there."""
 LONGEST = 500
-"""Characters of a parameter's value that every store takes."""
+"""Characters of a parameter's value that every MLflow store accepts."""
 AT_ONCE = 100
-"""Parameters in one request, as MLflow limits it."""
+"""Parameters in one request, the limit of MLflow."""
 
 
 class MLflow:
-    """Entry point ``mlflow``; a `tianflow.observability.sinks.base.Sink`. A resumed run goes on in
-    its own.
+    """Entry point ``mlflow``; a `tianflow.observability.sinks.base.Sink`. A resumed run continues
+    its MLflow run.
 
     Args:
-        run: its id is the name of the run there.
-        experiment: where it appears.
-        tracking_uri: of the store, e.g. ``sqlite:///mlflow.db``; None: what MLflow itself takes,
-            from the environment or else.
+        run: its id is the name of the MLflow run.
+        experiment: name of the MLflow experiment.
+        tracking_uri: of the store, e.g. ``sqlite:///mlflow.db``; None: the default of MLflow, for
+            example from the environment.
     """
 
     packages = ("mlflow",)
@@ -54,7 +54,7 @@ class MLflow:
     def write(self, row: Row) -> None:
         for point in points(row):
             at = int(point.time * 1000.0)
-            # not every version takes a colon in a name
+            # some versions of MLflow refuse a colon in a name
             metrics = [
                 self._metric(name.replace(":", "."), value, at, point.step)
                 for name, value in point.values.items()

@@ -1,4 +1,4 @@
-"""rows of history -> SinkFeeder -> a sink, in a thread of its own."""
+"""`SinkFeeder`: passes rows of history to a sink in a thread of its own."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from tianflow.rundir.history import Row
 
 GROUP = "tianflow.sinks"
 CAPACITY = 300
-"""Five minutes of rows a second apart: what is away for longer is not expected back."""
+"""Five minutes of rows at one per second; a sink that is unavailable for longer is not expected to
+return.
+"""
 FLUSH_S = 10.0
-"""A sink that takes longer over what is left must not keep a run from ending."""
+"""Seconds that a sink gets for its remaining rows at the end of a run."""
 
 log = logger("sinks")
 
 
 class SinkFeeder:
-    """Feeds one sink. Nothing that the sink does reaches, or is waited for by, whoever offers rows.
+    """Feeds one sink. A slow or failing sink does not affect the caller of `offer`.
 
-    Consumes: rows. Waits: in its thread, for rows and the sink. Unblocked by: `offer`, `close`.
-    The thread is a daemon: a sink that never comes back is left behind when the process ends.
+    Consumes: rows. Waits: in its thread, for rows and the sink. Unblocked by: `offer`, `close`. The
+    thread is a daemon, so a sink that hangs does not keep the process alive.
 
     Args:
         name: of the sink.
-        make: gives it; called in the thread.
-        capacity: most rows that wait; further ones are dropped.
+        make: makes the sink; called in the thread.
+        capacity: maximum number of waiting rows; further ones are dropped.
     """
 
     def __init__(self, *, name: str, make: Callable[[], Sink], capacity: int = CAPACITY) -> None:
@@ -50,35 +52,33 @@ class SinkFeeder:
         self._make, self._capacity = make, capacity
         self._queue: SimpleQueue[Row | None] = (
             SimpleQueue()
-        )  # bounded by `offer`: `put` on this one never waits
+        )  # bounded by `offer`: `put` on this queue never waits
         self._queued = self._written = self._refused = 0
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._ended: Future[None] = Future()
         threading.Thread(target=self._work, name=f"sink-{name}", daemon=True).start()
 
     def statistics(self) -> SinkStatistics:
-        """Rows offered, and those that the sink did not get."""
-        lost = self._queued - self._written if self._over.is_set() else 0
+        """Rows offered, and rows that the sink did not receive."""
+        lost = self._queued - self._written if self._stopped.is_set() else 0
         return SinkStatistics(self._queued + self._refused, self._refused + lost)
 
     def offer(self, row: Row) -> None:
-        """Queue ``row``, or drop it: the oldest are kept. Never waits."""
-        if self._over.is_set() or self._queued - self._written >= self._capacity:
+        """Queue ``row``, or drop it if the queue is full. Never waits."""
+        if self._stopped.is_set() or self._queued - self._written >= self._capacity:
             self._refused += 1
             return
         self._queued += 1
         self._queue.put(row)
 
     async def close(self, patience_s: float) -> None:
-        """Let the sink take what is left and close, for at most so many seconds; then it is given
-        up.
-        """
+        """Let the sink write the remaining rows and close, for at most ``patience_s`` seconds."""
         self._queue.put(None)
         _, late = await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=patience_s)
         if late:
-            self._over.set()
+            self._stopped.set()
             log.warning(
-                "a sink is given up: it did not end in time",
+                "a sink did not close in time and is abandoned",
                 sink=self.name,
                 seconds=patience_s,
                 dropped=self.statistics().dropped,
@@ -87,34 +87,34 @@ class SinkFeeder:
     def _work(self) -> None:
         try:
             self._feed(self._make())
-        except Exception as error:  # noqa: BLE001 - a sink may raise anything; it costs the sink, and not the run
-            self._over.set()
+        except Exception as error:  # noqa: BLE001 - a sink may raise anything; the run continues without it
+            self._stopped.set()
             log.warning(
-                "a sink failed, and gets nothing more",
+                "a sink failed and receives no more rows",
                 sink=self.name,
                 error=f"{type(error).__name__}: {error}",
             )
         finally:
-            self._over.set()
+            self._stopped.set()
             self._ended.set_result(None)
 
     def _feed(self, sink: Sink) -> None:
         try:
-            while (row := self._queue.get()) is not None and not self._over.is_set():
+            while (row := self._queue.get()) is not None and not self._stopped.is_set():
                 sink.write(row)
                 self._written += 1
         except Exception:
-            with contextlib.suppress(Exception):  # the first error is the one to be told
+            with contextlib.suppress(Exception):  # the first error is the one to report
                 sink.close()
             raise
         sink.close()
 
 
 def require_sinks(config: Config) -> None:
-    """Import what ``metrics.sinks`` names, and look for the packages that they need. Blocks.
+    """Import the sinks of ``metrics.sinks``, and check the packages that they need. Blocks.
 
     Raises:
-        ConfigError: one is not there, lacks a package, or does not take its arguments.
+        ConfigError: a sink does not exist, lacks a package, or does not accept its arguments.
     """
     problems = []
     for name in config.metrics.sinks:
@@ -142,19 +142,19 @@ def _unknown_arguments(name: str, factory: Any, kwargs: dict[str, Any]) -> list[
     if not callable(factory):
         return [
             Problem(
-                "metrics.sinks", name, "cannot be called", "a class or function that makes a sink"
+                "metrics.sinks", name, "is not callable", "a class or function that makes a sink"
             )
         ]
     parameters = inspect.signature(factory).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return []
     known = tuple(sorted(set(parameters) - {"run"}))
-    accepted = f"one of {', '.join(known)}" if known else "nothing"
+    accepted = f"one of {', '.join(known)}" if known else "no arguments"
     return [
         Problem(
             f"metrics.kwargs.{name}.{key}",
             value,
-            "no such argument",
+            "is not an argument of the sink",
             accepted,
             plugins.nearest(key, known),
         )
@@ -163,8 +163,8 @@ def _unknown_arguments(name: str, factory: Any, kwargs: dict[str, Any]) -> list[
     ]
 
 
-def outlets(config: Config, run: SinkRun) -> tuple[SinkFeeder, ...]:
-    """One for each of ``metrics.sinks``."""
+def feeders(config: Config, run: SinkRun) -> tuple[SinkFeeder, ...]:
+    """One feeder for each of ``metrics.sinks``."""
 
     def maker(name: str) -> Callable[[], Sink]:
         def make() -> Sink:

@@ -1,4 +1,4 @@
-"""rows of history -> TensorBoard's event files."""
+"""A sink for TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tianflow.rundir.history import Row
 
 
 class TensorBoard:
-    """Entry point ``tensorboard``; a `tianflow.observability.sinks.base.Sink`. Scalars over
-    environment steps, and the config as a text.
+    """Entry point ``tensorboard``; a `tianflow.observability.sinks.base.Sink`. Writes scalars over
+    environment steps, and the config as text.
 
     Args:
-        run: its files lie in ``tensorboard`` in its directory, so that ``tensorboard --logdir
-            runs`` shows every run.
-        directory: where they lie instead.
-        flush_s: seconds after which what was written is surely in the file.
+        run: files go to ``tensorboard`` in its directory, so that ``tensorboard --logdir runs``
+            shows every run.
+        directory: another directory for the files.
+        flush_s: seconds after which data is in the file.
     """
 
     packages = ("tensorboard",)
@@ -27,8 +27,8 @@ class TensorBoard:
     def __init__(
         self, *, run: SinkRun, directory: str | None = None, flush_s: float = 10.0
     ) -> None:
-        # The writer under PyTorch's `SummaryWriter`, which would bring PyTorch into a process that
-        # does not compute.
+        # This writer is the one below PyTorch's `SummaryWriter`. The latter would import PyTorch
+        # into the coordinator.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.text.metadata import create_summary_metadata

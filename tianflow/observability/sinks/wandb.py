@@ -1,4 +1,4 @@
-"""rows of history -> Weights & Biases."""
+"""A sink for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tianflow.rundir.history import Row
 
 
 class WandB:
-    """Entry point ``wandb``; a `tianflow.observability.sinks.base.Sink`. A resumed run goes on in
-    its own.
+    """Entry point ``wandb``; a `tianflow.observability.sinks.base.Sink`. A resumed run continues
+    its W&B run.
 
     Args:
-        run: its id is that of the run there.
-        project: where it appears.
+        run: its id is the id of the W&B run.
+        project: name of the W&B project.
         settings: further arguments of ``wandb.init``, e.g. ``mode``, ``entity``, ``tags``. Keys
-            belong into the environment.
+            belong in the environment.
     """
 
     packages = ("wandb",)
@@ -25,11 +25,11 @@ class WandB:
     def __init__(self, *, run: SinkRun, project: str = "tianflow", **settings: Any) -> None:
         import wandb
 
-        usual = {"id": run.id, "name": run.id, "dir": str(run.directory), "resume": "allow"}
+        defaults = {"id": run.id, "name": run.id, "dir": str(run.directory), "resume": "allow"}
         self._run: Any = wandb.init(
-            project=project, config=dict(run.config), **{**usual, **settings}
+            project=project, config=dict(run.config), **{**defaults, **settings}
         )
-        # not the step of W&B's own, which must grow: a resumed run may go back
+        # the step of W&B itself must grow, but a resumed run may go back
         self._run.define_metric("env_steps", hidden=True)
         self._run.define_metric("*", step_metric="env_steps")
 

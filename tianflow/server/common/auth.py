@@ -1,5 +1,5 @@
-"""Who may do what: tokens, and checks that a request was meant for this server and does not come
-from a foreign web page.
+"""Access control: tokens, and checks of the Host and Origin headers against requests from foreign
+web pages.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tianflow.server.common.problems import Handler, ProblemError
 
 OPEN = frozenset({"/livez", "/readyz"}) | console.PATHS
 OPEN_ON_LOOPBACK = frozenset({"/metrics"})
-LOOKING = frozenset({"GET", "HEAD"})
-OURSELVES = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Names of this machine for itself, also where a port is passed on from one address to another, as
+READ_METHODS = frozenset({"GET", "HEAD"})
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names by which this machine calls itself. They also hold when a port is forwarded, for example
 into a container.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """``control`` allows everything, ``read`` looking. Both empty: nobody is asked for one."""
+    """``control`` allows everything, ``read`` reading only. Both empty: access without a token."""
 
     control: str
     read: str
@@ -36,12 +36,12 @@ class Tokens:
     def __post_init__(self) -> None:
         if bool(self.control) != bool(self.read) or (self.control and self.control == self.read):
             raise ValueError(
-                "either two different tokens or none: one alone would open what the other guards"
+                "two different tokens are required, or none: a single token would allow everything"
             )
 
     @classmethod
     def make(cls) -> Tokens:
-        """Two new random ones."""
+        """Generate two random tokens."""
         return cls(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
 
 
@@ -49,30 +49,29 @@ NO_TOKENS = Tokens("", "")
 
 
 class Guard:
-    """Lets a request through, or says why not.
+    """Checks whether a request is allowed.
 
     Args:
-        tokens: what is asked for.
+        tokens: the accepted tokens.
         loopback: True when only this machine can connect.
-        allowed_hosts: names that the server is known by, besides localhost and the address a
-            connection came in at.
+        allowed_hosts: names of the server, besides localhost and the address of the connection.
 
     Raises:
-        ConfigError: no tokens although other machines can connect.
+        ConfigError: other machines can connect, but there are no tokens.
     """
 
     def __init__(
         self, *, tokens: Tokens, loopback: bool, allowed_hosts: tuple[str, ...] = ()
     ) -> None:
         if not tokens.control and not loopback:
-            message = "without a token, everyone who can reach this address could control the run"
+            message = "would let every machine that reaches this address control the run"
             raise ConfigError(
                 [
                     Problem(
                         "http.host",
                         None,
                         message,
-                        "tokens, or an address that only this machine reaches, such as 127.0.0.1",
+                        "tokens, or a loopback address such as 127.0.0.1",
                     )
                 ]
             )
@@ -80,7 +79,7 @@ class Guard:
         self._allowed = frozenset(host.lower() for host in allowed_hosts)
 
     def check(self, request: web.Request) -> None:
-        """Pass, or raise `ProblemError`: 400, 401, 403 or 421."""
+        """Raise `ProblemError` (400, 401, 403 or 421) if the request is not allowed."""
         self._check_host(request)
         self._check_origin(request)
         self._check_token(request)
@@ -88,14 +87,14 @@ class Guard:
     def _check_host(self, request: web.Request) -> None:
         host = _hostname(f"//{request.headers.get('Host', '')}")
         if not host:
-            raise ProblemError(HTTPStatus.BAD_REQUEST, "A Host header is needed.")
+            raise ProblemError(HTTPStatus.BAD_REQUEST, "The Host header is missing.")
         local = request.get_extra_info("sockname") or ("",)
-        # A name that merely resolves to this machine is refused: a web page could have made it do
-        # so (DNS rebinding).
-        if host not in OURSELVES | self._allowed | {str(local[0]).lower()}:
+        # Other names that resolve to this machine are refused, because a web page can create such
+        # a name (DNS rebinding).
+        if host not in LOCAL_NAMES | self._allowed | {str(local[0]).lower()}:
             raise ProblemError(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                f"This server is not {host!r}; http.allowed_hosts names what it may be called.",
+                f"{host!r} is not a name of this server; add it to http.allowed_hosts.",
             )
 
     def _check_origin(self, request: web.Request) -> None:
@@ -107,31 +106,33 @@ class Guard:
         ):
             return
         raise ProblemError(
-            HTTPStatus.FORBIDDEN, "A page of another origin may not use this server."
+            HTTPStatus.FORBIDDEN, "Web pages of another origin may not use this server."
         )
 
     def _check_token(self, request: web.Request) -> None:
-        looking = request.method in LOOKING
+        reading = request.method in READ_METHODS
         is_open = request.path in OPEN or (self._loopback and request.path in OPEN_ON_LOOPBACK)
-        if not self._tokens.control or (looking and is_open):
+        if not self._tokens.control or (reading and is_open):
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        # Both comparisons always run: the time taken says nothing about which one failed where.
+        # Both comparisons always run, so that the duration does not reveal which one failed.
         control = _same(given.strip(), self._tokens.control)
         read = _same(given.strip(), self._tokens.read)
         if scheme.lower() != "bearer" or not (control or read):
             raise ProblemError(
                 HTTPStatus.UNAUTHORIZED,
-                "A token is needed, as `Authorization: Bearer TOKEN`; control.json holds it.",
+                "A token is missing; send `Authorization: Bearer TOKEN` (see control.json).",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if not (control or looking):
-            raise ProblemError(HTTPStatus.FORBIDDEN, "This token allows looking only.")
+        if not (control or reading):
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN, "This token allows reading only; use the control token."
+            )
 
 
 def guarded(guard: Guard, *, max_body: int) -> Any:
-    """The middleware that asks ``guard`` first, and refuses a body announced as longer than
-    ``max_body`` bytes unread.
+    """Middleware that checks each request with ``guard``, and refuses a body with a declared length
+    of more than ``max_body`` bytes.
     """
 
     @web.middleware
@@ -139,7 +140,7 @@ def guarded(guard: Guard, *, max_body: int) -> Any:
         guard.check(request)
         if (request.content_length or 0) > max_body:
             raise ProblemError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body may have {max_body} bytes."
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body exceeds {max_body} bytes."
             )
         return await handler(request)
 
@@ -155,7 +156,7 @@ def _hostname(url: str) -> str:
 
 
 def _split(url: str) -> SplitResult:
-    """Its parts, all empty if it is none: anybody may send anything."""
+    """Parts of a URL; all empty if it is not valid."""
     try:
         return urlsplit(url)
     except ValueError:

@@ -1,5 +1,5 @@
-"""A request's body: read before its handler begins, within a size and a time, so that no handler
-waits for who sends it slowly.
+"""Reads a request's body before its handler starts, with a time limit, so that handlers do not wait
+for slow clients.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from aiohttp import web
 from tianflow.server.common.problems import Handler, ProblemError
 
 BODY_S = 10.0
-"""Seconds in which a body must be there; it is 64 KiB at most."""
+"""Time limit of a body, in seconds; its size is at most 64 KiB."""
 
 
 @web.middleware
 async def read_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The middleware that reads the body, if there is one; `web.Request.read` then answers at once.
+    """Middleware that reads the body, so that `web.Request.read` returns at once.
 
     Raises:
-        ProblemError: 400 it cannot be read, or whoever sent it left; 408 it did not come in time.
+        ProblemError: 400 the body cannot be read, or the client disconnected; 408 time limit.
     """
     if request.can_read_body:
         try:
             async with asyncio.timeout(BODY_S):
                 await request.read()
         except TimeoutError as error:
-            detail = f"A body must come within {BODY_S:g} seconds."
+            detail = f"The body did not arrive within {BODY_S:g} seconds."
             raise ProblemError(
                 HTTPStatus.REQUEST_TIMEOUT, detail, headers={"Connection": "close"}
             ) from error

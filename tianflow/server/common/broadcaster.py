@@ -1,9 +1,8 @@
-"""`EventBuffer` → `Broadcaster` → readers that have all so far: what comes is joined once, and
-written to all of them by one task with one timer.
+"""`Broadcaster`: writes events to all readers that are up to date, with one task and one timer.
 
-A task and a timer of its own for each reader cost more than writing to it: a thousand readers were
-woken for every event, and every second to see whether they were still there. Here a reader's own
-task sleeps until the reader is slow, gone, or has all there will be.
+A task and a timer for each reader would cost more than the writing: a thousand readers would wake
+up for every event. Here a reader's own task sleeps until the reader is slow, disconnected, or has
+everything.
 """
 
 from __future__ import annotations
@@ -16,27 +15,26 @@ from aiohttp import web
 from tianflow.server.common.event_buffer import EventBuffer, EventFrame
 
 AT_ONCE = 64
-"""Events in one write: bounds what is made ahead for a reader that may be slow."""
+"""Maximum number of events in one write; limits the memory for a slow reader."""
 HEARTBEAT_S = 15.0
-"""Seconds of silence after which a comment shows that a stream is alive; proxies tend to cut after
-30 or 60.
+"""Seconds of silence after which a comment shows that the stream is alive; proxies tend to cut a
+connection after 30 or 60 s.
 """
 HEARTBEAT = b":\n\n"
-FULL, MOST = 16 * 1024, 32 * 1024
-"""Bytes written and not taken with which a reader is slow, and those of one write here. Both
-together are less than the 64 KiB from which on a write waits until they are taken: nothing here
-waits for a reader.
+SLOW_BYTES, WRITE_BYTES = 16 * 1024, 32 * 1024
+"""Unsent bytes from which a reader counts as slow, and maximum bytes of one write. Their sum is
+below 64 KiB, from which on a write would wait. So this module never waits for a reader.
 """
-TURN = 64
-"""Readers between two turns of the loop."""
+READERS_PER_TURN = 64
+"""Readers that are written to in one turn of the event loop."""
 
 
 class Subscriber:
-    """One who reads.
+    """A reader of events.
 
     Args:
         response: prepared.
-        transport: beneath it.
+        transport: of its connection.
         number: of the newest event written.
     """
 
@@ -44,63 +42,63 @@ class Subscriber:
         self, *, response: web.StreamResponse, transport: asyncio.Transport | None, number: int
     ) -> None:
         self.response, self._transport, self.number = response, transport, number
-        self._asleep: asyncio.Future[None] | None = None
+        self._wakeup: asyncio.Future[None] | None = None
         self.gone = transport is None
 
     def leave(self) -> None:
-        """It has gone."""
+        """Mark the reader as disconnected."""
         self.gone = True
         self.wake()
 
     @property
     def slow(self) -> bool:
-        """Whether much of what was written is not taken yet."""
-        return self._transport is None or self._transport.get_write_buffer_size() >= FULL
+        """True if many bytes are unsent."""
+        return self._transport is None or self._transport.get_write_buffer_size() >= SLOW_BYTES
 
     async def sleep(self) -> None:
-        """Until `wake`."""
-        self._asleep = asyncio.get_running_loop().create_future()
-        await self._asleep
+        """Wait for `wake`."""
+        self._wakeup = asyncio.get_running_loop().create_future()
+        await self._wakeup
 
     def wake(self, error: BaseException | None = None) -> None:
-        """Its own task goes on, or ends with ``error``."""
-        if self._asleep is not None and not self._asleep.done():
+        """Wake the reader's own task, or end it with ``error``."""
+        if self._wakeup is not None and not self._wakeup.done():
             if error is None:
-                self._asleep.set_result(None)
+                self._wakeup.set_result(None)
             else:
-                self._asleep.set_exception(error)
+                self._wakeup.set_exception(error)
 
 
 class Broadcaster:
-    """Writes what comes to those that have all so far.
+    """Writes each frame to the readers that have all earlier ones.
 
     Consumes: frames. Produces: bytes. Waits: for a frame, never for a reader. Unblocked by:
     `EventBuffer.add`.
 
     Args:
-        kept: whose frames.
+        buffer: source of the frames.
     """
 
-    def __init__(self, kept: EventBuffer) -> None:
-        self._kept = kept
+    def __init__(self, buffer: EventBuffer) -> None:
+        self._buffer = buffer
         self._readers: set[Subscriber] = set()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def idle(self) -> bool:
-        """True if nobody listens."""
+        """True without readers."""
         return not self._readers
 
     async def follow(self, reader: Subscriber) -> None:
-        """Write to ``reader``, which has all there is, until it is slow, it is gone, or nothing
-        more will come.
+        """Write to ``reader``, which is up to date, until it is slow or disconnected, or the buffer
+        closes.
         """
         self._readers.add(reader)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(
-                self._run(reader.number), name="fan"
+                self._run(reader.number), name="broadcaster"
             )
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._report_failure)
         try:
             await reader.sleep()
         finally:
@@ -110,30 +108,30 @@ class Broadcaster:
                 self._task = None
 
     async def _run(self, number: int) -> None:
-        loop, kept = asyncio.get_running_loop(), self._kept
-        spoken = loop.time()
-        while not kept.closed:
-            await kept.wait(number, max(0.0, spoken + HEARTBEAT_S - loop.time()))
-            before, (lost, frames) = number, kept.since(number, AT_ONCE)
-            if lost:  # each of its readers is told by its own task how many
-                frames, number = (), kept.newest
+        loop, buffer = asyncio.get_running_loop(), self._buffer
+        written_at = loop.time()
+        while not buffer.closed:
+            await buffer.wait(number, max(0.0, written_at + HEARTBEAT_S - loop.time()))
+            before, (lost, frames) = number, buffer.since(number, AT_ONCE)
+            if lost:  # each reader's own task reports the count
+                frames, number = (), buffer.newest
                 self._wake_all()
             if frames:
                 number = frames[-1].number
                 await self._write(before, number, joined(frames))
-            elif loop.time() - spoken >= HEARTBEAT_S:
+            elif loop.time() - written_at >= HEARTBEAT_S:
                 await self._write(number, number, HEARTBEAT)
             else:
                 continue
-            spoken = loop.time()
+            written_at = loop.time()
         self._wake_all()
 
     async def _write(self, before: int, after: int, data: bytes) -> None:
-        """To those that have all up to ``before``; others, and those that are slow, are left to
-        their own tasks.
+        """Write to the readers that have all events up to ``before``. The others, and slow ones,
+        wake up and write in their own tasks.
         """
         for turn, reader in enumerate(tuple(self._readers), start=1):
-            if reader.number != before or reader.slow or len(data) > MOST:
+            if reader.number != before or reader.slow or len(data) > WRITE_BYTES:
                 reader.wake()
                 continue
             reader.number = after
@@ -141,15 +139,15 @@ class Broadcaster:
                 await reader.response.write(data)
             except ConnectionError:
                 reader.leave()
-            if turn % TURN == 0:
+            if turn % READERS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
     def _wake_all(self) -> None:
         for reader in tuple(self._readers):
             reader.wake()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A mistake here ends the streams it was made for, and is told with them."""
+    def _report_failure(self, task: asyncio.Task[None]) -> None:
+        """An error of this task ends its streams with that error."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             for reader in tuple(self._readers):
@@ -157,5 +155,5 @@ class Broadcaster:
 
 
 def joined(frames: Sequence[EventFrame]) -> bytes:
-    """All of them, one after another."""
+    """The text of all frames."""
     return b"".join(frame.text for frame in frames)

@@ -1,8 +1,8 @@
-"""sockets -> `ConnectionLimiter` -> aiohttp: so many connections at once, and whoever waits for a
-reader hears at once that it has gone.
+"""`ConnectionLimiter`: limits the number of open connections. A handler can be notified when its
+client disconnects.
 
-A connection costs a descriptor, a task and some kilobytes before it has asked for anything: those
-that are too many get an answer of a few hundred bytes, which was made once, and no task.
+A connection costs a descriptor, a task and some kilobytes before its first request. A connection
+beyond the limit gets a prepared answer of a few hundred bytes, and no task.
 """
 
 from __future__ import annotations
@@ -19,155 +19,154 @@ from tianflow.logs import logger
 from tianflow.server.common.problems import SAFE, ProblemError
 
 REFUSED_S = 1.0
-"""Seconds in which one that was refused must take the answer and leave: closed at once, it would
+"""Seconds for a refused client to read the answer and disconnect. With an immediate close it would
 see a reset and no reason.
 """
-REFUSED_AT_ONCE = 256
-"""That many refused ones are waited for; more are cut off."""
-TELL_S = 60.0
-"""Seconds between two lines of the log that say so: whoever connects could fill a disk with them.
-"""
+MAX_REFUSED = 256
+"""Maximum number of refused connections that wait; further ones are aborted."""
+LOG_S = 60.0
+"""Minimum seconds between two log lines about refusals, so that clients cannot fill the disk."""
 RETRY_AFTER_S = 5
 
 log = logger("service")
 
 
 class ConnectionLimiter:
-    """Makes what takes the bytes of each new connection: a protocol factory.
+    """Protocol factory: makes the protocol of each new connection.
 
     Args:
-        server: aiohttp's, which makes what answers.
-        limit: how many connections may be open.
+        server: aiohttp's protocol factory.
+        limit: maximum number of open connections.
     """
 
     def __init__(self, *, server: Callable[[], asyncio.Protocol], limit: int) -> None:
         self.server, self._limit = server, limit
         self.open = 0
-        """Connections that may ask."""
-        self.waited_for = 0
-        """Refused ones that have not left yet."""
+        """Number of admitted connections."""
+        self.refused = 0
+        """Number of refused connections that are still open."""
         self.transports: set[asyncio.Transport] = set()
         self.closed = False
-        self._told_at = float("-inf")
-        detail = f"{limit} connections are open, and there is room for no more."
-        self.refusal = _as_sent(
+        self._logged_at = float("-inf")
+        detail = f"The limit of {limit} connections is reached; retry later."
+        self.refusal = _encoded(
             ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-connections")
         )
 
     def __call__(self) -> asyncio.Protocol:
-        """For one connection. Whether there is room is asked when it is made: many may be accepted
-        in one turn of the loop.
+        """Make the protocol of one connection. The limit is checked when the connection is made,
+        because many may be accepted in one turn of the event loop.
         """
         return Connection(self)
 
     def close(self) -> None:
-        """Cut off whoever is still there, and whoever comes yet: what was accepted just before the
-        end may be made after it.
+        """Abort all connections, and later ones: a connection that was accepted just before may be
+        made after this call.
         """
         self.closed = True
         for transport in tuple(self.transports):
             transport.abort()
 
     def has_room(self) -> bool:
-        """Whether one more may come in; if not, the log says so now and then."""
+        """True below the limit; otherwise logs the refusal at intervals."""
         if self.open < self._limit:
             return True
         now = asyncio.get_running_loop().time()
-        if now - self._told_at >= TELL_S:
-            self._told_at = now
+        if now - self._logged_at >= LOG_S:
+            self._logged_at = now
             log.warning("connections are refused", open=self.open, limit=self._limit)
         return False
 
 
 class Connection(asyncio.Protocol):
-    """One connection, admitted or refused. An admitted one is aiohttp's in all but its end, which
-    others may wait for, too.
+    """One connection, admitted or refused. An admitted one forwards everything to aiohttp; handlers
+    can also wait for its end.
     """
 
-    def __init__(self, entrance: ConnectionLimiter) -> None:
-        self._entrance = entrance
+    def __init__(self, limiter: ConnectionLimiter) -> None:
+        self._limiter = limiter
         self._transport: asyncio.Transport | None = None
         self._handler: asyncio.Protocol | None = None
-        self._waited_for: asyncio.TimerHandle | None = None
-        self.at_end: set[Callable[[], None]] = set()
-        """Called when the other side has gone."""
+        self._refused: asyncio.TimerHandle | None = None
+        self.on_lost: set[Callable[[], None]] = set()
+        """Called when the client disconnects."""
 
-    def connection_made(self, made: asyncio.BaseTransport) -> None:
-        """It is aiohttp's, or refused."""
+    def connection_made(self, base_transport: asyncio.BaseTransport) -> None:
+        """Admit or refuse the connection."""
         transport = self._transport = cast(
-            "asyncio.Transport", made
-        )  # uvloop's is one, and says that it is none
-        self._entrance.transports.add(transport)
-        if self._entrance.closed:
+            "asyncio.Transport", base_transport
+        )  # uvloop's transport is one, but not a subclass
+        self._limiter.transports.add(transport)
+        if self._limiter.closed:
             transport.abort()
-        elif self._entrance.has_room():
-            self._entrance.open += 1
-            self._handler = self._entrance.server()
+        elif self._limiter.has_room():
+            self._limiter.open += 1
+            self._handler = self._limiter.server()
             self._handler.connection_made(transport)
-        elif self._entrance.waited_for < REFUSED_AT_ONCE:
-            self._entrance.waited_for += 1
-            self._waited_for = asyncio.get_running_loop().call_later(REFUSED_S, transport.abort)
-            transport.write(self._entrance.refusal)
+        elif self._limiter.refused < MAX_REFUSED:
+            self._limiter.refused += 1
+            self._refused = asyncio.get_running_loop().call_later(REFUSED_S, transport.abort)
+            transport.write(self._limiter.refusal)
             transport.write_eof()
         else:
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """A request, or what a refused one had sent before it could read why."""
+        """Forward a request; ignore the data of a refused client."""
         if self._handler is not None:
             self._handler.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """It sends no more."""
+        """Forward the end of the client's data."""
         return self._handler.eof_received() if self._handler is not None else None
 
     def pause_writing(self) -> None:
-        """What was written is not taken."""
+        """Forward that the client does not read."""
         if self._handler is not None:
             self._handler.pause_writing()
 
     def resume_writing(self) -> None:
-        """It is taken again."""
+        """Forward that the client reads again."""
         if self._handler is not None:
             self._handler.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its place is free, and so is that of a stream it had."""
+        """Release the connection's place, and call the callbacks."""
         if self._transport is not None:
-            self._entrance.transports.discard(self._transport)
+            self._limiter.transports.discard(self._transport)
         if self._handler is not None:
-            self._entrance.open -= 1
+            self._limiter.open -= 1
             self._handler.connection_lost(exc)
-        elif self._waited_for is not None:
-            self._entrance.waited_for -= 1
-            self._waited_for.cancel()
-        for tell in tuple(self.at_end):
-            tell()
+        elif self._refused is not None:
+            self._limiter.refused -= 1
+            self._refused.cancel()
+        for callback in tuple(self.on_lost):
+            callback()
 
 
 @contextmanager
-def told_of_the_end(request: web.Request, tell: Callable[[], None]) -> Iterator[None]:
-    """``tell`` is called as soon as whoever asked has gone, while the context is open; at once, if
-    that is so already.
+def notify_on_disconnect(request: web.Request, callback: Callable[[], None]) -> Iterator[None]:
+    """Call ``callback`` when the client of ``request`` disconnects within the context, or at once
+    if it has already.
     """
     transport = request.transport
     if transport is None or transport.is_closing():
-        tell()
+        callback()
         yield
         return
     connection = transport.get_protocol()
-    at_end = (
-        connection.at_end if isinstance(connection, Connection) else set()
-    )  # another server tells only whoever writes
-    at_end.add(tell)
+    on_lost = (
+        connection.on_lost if isinstance(connection, Connection) else set()
+    )  # on another server, only a failed write shows a disconnect
+    on_lost.add(callback)
     try:
         yield
     finally:
-        at_end.discard(tell)
+        on_lost.discard(callback)
 
 
-def _as_sent(error: ProblemError) -> bytes:
-    """The whole answer, as it goes over the wire."""
+def _encoded(error: ProblemError) -> bytes:
+    """The whole answer in bytes."""
     response = error.response()
     assert isinstance(response.body, bytes)
     headers = {

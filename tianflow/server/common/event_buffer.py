@@ -1,6 +1,4 @@
-"""What is told to readers, kept for a while: numbered, encoded once, and the same for all of
-them.
-"""
+"""`EventBuffer`: the newest events of a stream, numbered and encoded once for all readers."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-KEPT = 1024
-"""Events that can be read again: minutes of a busy run, a few hundred kilobytes."""
+CAPACITY = 1024
+"""Number of retained events: minutes of a busy run, a few hundred kilobytes."""
 
 
 class EventFrame(Protocol):
@@ -23,65 +21,63 @@ class EventFrame(Protocol):
 
     @property
     def text(self) -> bytes:
-        """As it goes over the wire."""
+        """The encoded event."""
 
 
 class EventBuffer:
-    """The newest frames, for any number of readers, none of which is ever waited for.
+    """The newest frames, for any number of readers; it never waits for a reader.
 
     Args:
-        keep: how many are kept.
+        capacity: maximum number of frames.
     """
 
-    def __init__(self, *, keep: int = KEPT) -> None:
-        self._kept: deque[EventFrame] = deque(maxlen=keep)
-        self._news = asyncio.Event()
-        self._awaited = False
+    def __init__(self, *, capacity: int = CAPACITY) -> None:
+        self._frames: deque[EventFrame] = deque(maxlen=capacity)
+        self._arrival = asyncio.Event()
+        self._has_waiters = False
         self.newest = 0
-        """Number of the newest."""
+        """Number of the newest frame."""
         self.closed = False
-        """True once nothing more will come."""
-        self.at_end: set[Callable[[], None]] = set()
-        """Called when nothing more will come."""
+        """True after the last frame."""
+        self.on_close: set[Callable[[], None]] = set()
+        """Called when the buffer closes."""
 
     def add(self, frame: EventFrame) -> None:
-        """``frame`` is the newest now."""
+        """Append ``frame``."""
         self.newest = frame.number
-        self._kept.append(frame)
-        if (
-            self._awaited
-        ):  # everybody who waits holds this one: a new one is for those who come later
-            self._news.set()
-            self._news, self._awaited = asyncio.Event(), False
+        self._frames.append(frame)
+        if self._has_waiters:  # all current waiters hold this event; later ones get a new one
+            self._arrival.set()
+            self._arrival, self._has_waiters = asyncio.Event(), False
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End the stream."""
         self.closed = True
-        self._news.set()
-        for told in tuple(self.at_end):
-            told()
+        self._arrival.set()
+        for callback in tuple(self.on_close):
+            callback()
 
     def since(self, number: int, at_most: int) -> tuple[int, Sequence[EventFrame]]:
-        """How many after ``number`` are no longer kept, and the next that are. A number not told
-        yet counts as the newest.
+        """Return how many frames after ``number`` are lost, and the next frames. A number above the
+        newest counts as the newest.
         """
-        kept = self._kept
-        oldest = kept[0].number if kept else self.newest + 1
-        skipped = bisect_right(kept, number, key=lambda frame: frame.number)
+        frames = self._frames
+        oldest = frames[0].number if frames else self.newest + 1
+        skipped = bisect_right(frames, number, key=lambda frame: frame.number)
         return max(0, oldest - number - 1), [
-            kept[index] for index in range(skipped, min(skipped + at_most, len(kept)))
+            frames[index] for index in range(skipped, min(skipped + at_most, len(frames)))
         ]
 
-    async def wait(self, number: int, timeout: float) -> None:  # noqa: ASYNC109 - a wait that ends without news is no error here
-        """Until there is something after ``number``, nothing more will come, or ``timeout`` seconds
+    async def wait(self, number: int, timeout: float) -> None:  # noqa: ASYNC109 - a timeout is not an error here
+        """Wait until there is a frame after ``number``, the buffer closes, or ``timeout`` seconds
         have passed.
         """
-        news = self._news
+        arrival = self._arrival
         if self.newest > number or self.closed:
             return
-        self._awaited = True
+        self._has_waiters = True
         try:
             async with asyncio.timeout(timeout):
-                await news.wait()
+                await arrival.wait()
         except TimeoutError:
             return

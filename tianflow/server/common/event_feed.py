@@ -1,8 +1,7 @@
-"""Broadcast → `Feed` → streams: the events of a run, numbered and kept for a while, so that a
-reader can go on where it left off.
+"""`Feed`: the events of a run, numbered and retained for a while, so that a reader can resume.
 
-Updates and episodes happen hundreds of times a second. They are told together, at most once every
-`TOGETHER_S` for each of the two kinds; all other events are told one by one.
+Updates and episodes happen hundreds of times a second. They are aggregated, with at most one event
+of each kind every `AGGREGATE_S`. All other events are published one by one.
 """
 
 from __future__ import annotations
@@ -17,24 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from tianflow.core.events import EpisodesFinished, Event, UpdateFinished
 from tianflow.core.jsonable import json_ready
-from tianflow.server.common.event_buffer import KEPT, EventBuffer
+from tianflow.server.common.event_buffer import CAPACITY, EventBuffer
 
 if TYPE_CHECKING:
     from tianflow.channels.broadcast import Broadcast
 
-TOGETHER_S = 0.25
-LOOK_S = 0.05
-"""Seconds between two looks at what came; the queue of 1,024 in between is enough for 20,000 events
-a second.
-"""
+AGGREGATE_S = 0.25
+POLL_S = 0.05
+"""Seconds between two polls; the queue of 1,024 is enough for 20,000 events a second."""
 LONGEST_TEXT = 2000
-"""Characters of one text in an event: an environment may say anything when it fails."""
+"""Maximum characters of a text in an event, because an environment's error message may be long."""
 LOST = "lost"
 
 
 @dataclass(frozen=True)
 class EventRecord:
-    """An event as readers get it. ``number`` counts from 1 in the life of the server."""
+    """An event as readers receive it. ``number`` counts from 1 in each server process."""
 
     number: int
     kind: str
@@ -42,7 +39,7 @@ class EventRecord:
 
     @cached_property
     def text(self) -> bytes:
-        """As it goes over the wire: made for the first reader, and the same for all others."""
+        """The encoded event, made for the first reader and shared by all."""
         return (
             f"id: {self.number}\nevent: {self.kind}\ndata: "
             f"{json.dumps(self.data, allow_nan=False)}\n\n"
@@ -55,63 +52,66 @@ def kind_of(event: type[Event]) -> str:
 
 
 class Feed(EventBuffer):
-    """Takes the events of a run, and keeps the newest of them.
+    """Receives the events of a run, and retains the newest.
 
-    Consumes: events of a `Broadcast`. Produces: `EventRecord`, to any number of readers, none of
-    which it ever waits for.
-    Waits: for an event. Unblocked by: `Broadcast.publish`.
+    Consumes: events of a `Broadcast`. Produces: `EventRecord`, for any number of readers. Waits:
+    for an event, never for a reader. Unblocked by: `Broadcast.publish`.
 
     Args:
-        events: where they come from.
-        clock: seconds since 1970, told with each event.
-        keep: how many are kept.
+        events: their source.
+        clock: seconds since 1970, added to each event.
+        capacity: number of retained events.
     """
 
-    def __init__(self, *, events: Broadcast, clock: Callable[[], float], keep: int = KEPT) -> None:
-        super().__init__(keep=keep)
+    def __init__(
+        self, *, events: Broadcast, clock: Callable[[], float], capacity: int = CAPACITY
+    ) -> None:
+        super().__init__(capacity=capacity)
         self._events, self._clock = events, clock
         self._queue = events.subscribe()
-        self._together: dict[str, _Together] = {
-            kind_of(UpdateFinished): _Updates(),
-            kind_of(EpisodesFinished): _Episodes(),
+        self._aggregates: dict[str, _Aggregate] = {
+            kind_of(UpdateFinished): _UpdateAggregate(),
+            kind_of(EpisodesFinished): _EpisodeAggregate(),
         }
         self._dropped = 0
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Take events until cancelled; then what is there is told at once, and `closed` is True."""
+        """Receive events until cancelled; then publish the remaining ones and close."""
         started()
         try:
             while True:
-                if not any(pending.count for pending in self._together.values()):
+                if not any(pending.count for pending in self._aggregates.values()):
                     self._take(await self._queue.receive())
-                self.look()
-                await asyncio.sleep(LOOK_S)
+                self.poll()
+                await asyncio.sleep(POLL_S)
         finally:
-            self.look(last=True)
+            self.poll(last=True)
             self._events.unsubscribe(self._queue)
             self.close()
 
-    def look(self, *, last: bool = False) -> None:
-        """Take all that came, and tell what is due; with ``last``, everything."""
+    def poll(self, *, last: bool = False) -> None:
+        """Receive all queued events, and publish what is due; with ``last``, everything."""
         while (event := self._queue.receive_nowait()) is not None:
             self._take(event)
         missed, self._dropped = self._queue.dropped - self._dropped, self._queue.dropped
         if missed:
-            self._tell(LOST, {"count": missed, "reason": "more came than could be taken"})
+            self._emit(
+                LOST, {"count": missed, "reason": "events arrived faster than they were read"}
+            )
         now = self._clock()
-        for kind, pending in self._together.items():
-            # a clock that was set back must not silence a kind until it has caught up
-            if pending.count and (last or not 0.0 <= now - pending.told_at < TOGETHER_S):
-                self._tell(kind, pending.flush(now))
+        for kind, pending in self._aggregates.items():
+            # a clock that was set back must not stop the events of a kind
+            if pending.count and (last or not 0.0 <= now - pending.emitted_at < AGGREGATE_S):
+                self._emit(kind, pending.flush(now))
 
     def _take(self, event: Event) -> None:
         kind = kind_of(type(event))
-        if kind in self._together:
-            self._together[kind].add(event)
+        if kind in self._aggregates:
+            self._aggregates[kind].add(event)
         else:
-            self._tell(kind, asdict(event))
+            self._emit(kind, asdict(event))
 
-    def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
+    def _emit(self, kind: str, data: Mapping[str, Any]) -> None:
         self.add(
             EventRecord(
                 self.newest + 1, kind, _shortened(json_ready({"at": self._clock(), **data}))
@@ -119,12 +119,12 @@ class Feed(EventBuffer):
         )
 
 
-class _Together:
-    """Events of one kind that are told as one."""
+class _Aggregate:
+    """Events of one kind that are published as one."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.told_at = float("-inf")
+        self.emitted_at = float("-inf")
 
     def add(self, event: Any) -> None:
         raise NotImplementedError
@@ -133,15 +133,15 @@ class _Together:
         raise NotImplementedError
 
     def flush(self, now: float) -> dict[str, Any]:
-        """What they come to; the next ones begin anew."""
+        """Return the aggregate and start the next one."""
         data = {"count": self.count, **self.read()}
-        self.count, self.told_at = 0, now
+        self.count, self.emitted_at = 0, now
         return data
 
 
-class _Updates(_Together):
-    """Updates since the last time: seconds and samples add up, version and statistics are the
-    newest.
+class _UpdateAggregate(_Aggregate):
+    """Updates since the last event: sums of seconds and samples; the newest version and
+    statistics.
     """
 
     def add(self, event: UpdateFinished) -> None:
@@ -164,8 +164,8 @@ class _Updates(_Together):
         }
 
 
-class _Episodes(_Together):
-    """Episodes since the last time. ``count`` is that of episodes."""
+class _EpisodeAggregate(_Aggregate):
+    """Episodes since the last event. ``count`` is the number of episodes."""
 
     def add(self, event: EpisodesFinished) -> None:
         if not self.count:

@@ -1,6 +1,4 @@
-"""Live settings as HTTP resources: which part of the config each one shows, and how a merge patch
-becomes a change.
-"""
+"""HTTP resources of live settings: sections of the config, changed by merge patches."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ from tianflow.server.common.problems import ProblemError, json_response
 
 MERGE_PATCH = "application/merge-patch+json"
 EXACT = 2**53
-"""Up to here, a float is every whole number exactly."""
+"""Up to this number, a float represents every integer exactly."""
 TAGS = r'^(\*|(W/)?"[!#-~\x80-\xff]*"( *, *(W/)?"[!#-~\x80-\xff]*")*)$'
-"""What If-Match may be (RFC 9110, 13.1.1)."""
+"""Syntax of If-Match (RFC 9110, 13.1.1)."""
 DEEPEST = 8
-"""Levels of a patch; no setting has more than three."""
+"""Maximum levels of a patch; settings have at most three."""
 RESOURCES: dict[str, tuple[str, ...]] = {
     "actors": ("actors",),
     "balance": ("balance",),
@@ -37,7 +35,7 @@ RESOURCES: dict[str, tuple[str, ...]] = {
 
 
 def show(run: RunControl, resource: str) -> web.Response:
-    """The settings of ``resource`` that can be changed, with the generation in force as ETag."""
+    """The live settings of ``resource``, with their generation as ETag."""
     return json_response(
         live_values(run.config, resource),
         headers={"ETag": f'"{run.generation}"', "Accept-Patch": MERGE_PATCH},
@@ -45,7 +43,7 @@ def show(run: RunControl, resource: str) -> web.Response:
 
 
 def live_values(config: Config, resource: str) -> dict[str, Any]:
-    """Name and value of every setting of ``resource`` that can be changed."""
+    """Name and value of every live setting of ``resource``."""
     dumped = {
         section: getattr(config, section).model_dump(mode="json") for section in RESOURCES[resource]
     }
@@ -54,16 +52,16 @@ def live_values(config: Config, resource: str) -> dict[str, Any]:
 
 
 async def patch(run: RunControl, resource: str, request: web.Request) -> web.Response:
-    """Apply a merge patch, whole or not at all; the settings then in force.
+    """Apply a merge patch, all or nothing, and return the settings.
 
     Raises:
-        ProblemError: 400 malformed body or If-Match, 412 made for another generation, 415 not a
-            merge patch, 422 not an object.
+        ProblemError: 400 malformed body or If-Match, 412 another generation, 415 not a merge patch,
+            422 not an object.
         ConfigError: a value or key is refused; nothing changed.
         StateConflictError: the run has ended.
     """
     if request.content_type != MERGE_PATCH:
-        detail = f"A change is a merge patch, of type {MERGE_PATCH}."
+        detail = f"The body must be a merge patch, with the type {MERGE_PATCH}."
         raise ProblemError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail, headers={"Accept-Patch": MERGE_PATCH}
         )
@@ -82,8 +80,8 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
 def changes_of(
     config: Config, resource: str, body: Mapping[str, object]
 ) -> dict[str, dict[str, object]]:
-    """The patch by sections. An unknown key goes where its nearest relative is, so that the refusal
-    names that one.
+    """Split the patch by sections. An unknown key goes to the section of the nearest name, so that
+    the refusal shows that name.
     """
     sections, live = RESOURCES[resource], live_of(config)
     home = {key: section for section in reversed(sections) for key in live[section]}
@@ -95,7 +93,7 @@ def changes_of(
 
 
 def parse(body: bytes) -> object:
-    """A body of JSON. ProblemError 400 when it is none, or names a key twice."""
+    """Parse a JSON body. ProblemError 400 if it is not valid, or has a duplicate key."""
     try:
         return json.loads(
             body.decode("utf-8"),
@@ -110,13 +108,13 @@ def parse(body: bytes) -> object:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
 def check_depth(path: str, value: object, deepest: int = DEEPEST) -> None:
-    """Refuse what has more than ``deepest`` levels, as no setting has, with ConfigError: what comes
-    next goes down them one by one.
+    """Refuse a value of more than ``deepest`` levels with ConfigError, because later code recurses
+    into it.
     """
     level, depth = [value], 0
     while level:
@@ -133,13 +131,15 @@ def check_depth(path: str, value: object, deepest: int = DEEPEST) -> None:
 
 
 def _number(text: str) -> float:
-    """2.0 is a whole number to JSON, and the only way some languages write one."""
+    """Parse a number; JSON treats 2.0 as an integer, and some languages write integers
+    like this.
+    """
     value = float(text)
     return int(value) if abs(value) <= EXACT and value.is_integer() else value
 
 
 def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _check_generation(request: web.Request, generation: int) -> None:
@@ -147,14 +147,14 @@ def _check_generation(request: web.Request, generation: int) -> None:
     if "If-Match" in request.headers and not re.match(TAGS, wanted):
         raise ProblemError(
             HTTPStatus.BAD_REQUEST,
-            'If-Match is no list of ETags, such as "3": it is a string in quotation marks, or *.',
+            'If-Match is not a valid list of ETags; accepted: quoted strings such as "3", or *.',
         )
     if wanted in {"", "*"}:
         return
     # Strong comparison: a weak tag (W/"3") never matches.
     tags = [tag for weak, tag in re.findall(r'(W/)?"([^"]*)"', wanted) if not weak]
     if str(generation) not in tags:
-        detail = f"The settings have moved on to generation {generation}: read them again."
+        detail = f"The settings have changed to generation {generation}; read them again."
         raise ProblemError(
             HTTPStatus.PRECONDITION_FAILED, detail, headers={"ETag": f'"{generation}"'}
         )

@@ -1,4 +1,4 @@
-"""Which page of a list a request asks for, and other whole numbers of a query."""
+"""Parameters of a query: the page of a list, and other whole numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FURTHEST = 2**62
 Default = TypeVar("Default", int, None)
 
 
-def asked(request: web.Request) -> tuple[int | None, int]:
+def requested(request: web.Request) -> tuple[int | None, int]:
     """``before`` and ``limit`` of the query; None: the newest page. Raises ProblemError, 400."""
     return whole(request, "before", None, least=0, most=FURTHEST), whole(
         request, "limit", MOST, least=1, most=MOST
@@ -24,7 +24,7 @@ def asked(request: web.Request) -> tuple[int | None, int]:
 def whole(
     request: web.Request, name: str, default: Default, *, least: int, most: int
 ) -> int | Default:
-    """What the query says under ``name``; without it, ``default``. Raises ProblemError, 400."""
+    """The whole number ``name`` of the query, or ``default``. Raises ProblemError, 400."""
     given = request.query.get(name)
     if given is None:
         return default
@@ -32,6 +32,6 @@ def whole(
         given.isascii() and given.isdigit() and len(given) <= 19 and least <= int(given) <= most
     ):
         raise ProblemError(
-            HTTPStatus.BAD_REQUEST, f"{name} is a whole number from {least} to {most}."
+            HTTPStatus.BAD_REQUEST, f"{name} must be a whole number from {least} to {most}."
         )
     return int(given)

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents. No traceback leaves the process."""
+"""Errors as RFC 9457 problem documents, without tracebacks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _log = logger("service")
 
 
 class ProblemError(Exception):
-    """An answer that is an error. ``kind`` names its type (without one the status says it all);
-    ``more`` are its own members.
+    """An error answer. ``kind`` names its type; without one the status is enough. ``more`` are
+    extra members of the document.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ProblemError(Exception):
         )
 
     def response(self) -> web.Response:
-        """As ``application/problem+json``."""
+        """The answer, as ``application/problem+json``."""
         document: dict[str, Any] = {
             "type": f"/problems/{self.kind}" if self.kind else "about:blank",
             "title": self.kind.replace("-", " ").capitalize() or self.status.phrase,
@@ -66,19 +66,17 @@ def json_response(
     headers: Mapping[str, str] | None = None,
     content_type: str = "application/json",
 ) -> web.Response:
-    """``body`` as JSON; what JSON has no number for becomes null."""
+    """``body`` as JSON; NaN and infinities become null."""
     text = json.dumps(json_ready(body), allow_nan=False)
     return web.Response(text=text, status=status, headers=headers, content_type=content_type)
 
 
 def invalid_settings(error: ConfigError) -> ProblemError:
-    """422: each refused setting with its path, value, reason, what would be accepted and the
-    nearest known name.
-    """
+    """422: each refused setting with path, value, reason, accepted values and nearest name."""
     errors = [_error(problem) for problem in error.problems]
     return ProblemError(
         HTTPStatus.UNPROCESSABLE_ENTITY,
-        "Nothing of it was accepted.",
+        "The request was refused as a whole.",
         kind="invalid-settings",
         errors=errors,
     )
@@ -97,7 +95,7 @@ def _error(problem: Problem) -> dict[str, object]:
 
 
 def answers(requests: Counter[int]) -> Any:
-    """The outermost middleware: every error becomes a problem document, every answer is counted in
+    """The outermost middleware: converts every error to a problem document, and counts answers in
     ``requests`` by status.
     """
 
@@ -115,7 +113,7 @@ def answers(requests: Counter[int]) -> Any:
             ).response()
         except web.HTTPException as error:
             response = _known(error).response()
-        except Exception:  # noqa: BLE001 - the boundary: logged here with its traceback, answered without one
+        except Exception:  # noqa: BLE001 - the boundary: logged with a traceback, answered without one
             response = _unexpected(request).response()
         requests[response.status] += 1
         return response
@@ -124,15 +122,15 @@ def answers(requests: Counter[int]) -> Any:
 
 
 async def add_safe_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """Run state is not for caches, and nothing here is to be guessed at by a browser."""
+    """Add headers that forbid caching and content sniffing."""
     response.headers.update(SAFE)
 
 
 def _known(error: web.HTTPException) -> ProblemError:
     headers = {name: error.headers[name] for name in ("Allow", "Location") if name in error.headers}
     details = {
-        404: "There is nothing here.",
-        405: "This method does nothing here.",
+        404: "This path does not exist.",
+        405: "This path does not accept the method.",
         413: "The body is too large.",
     }
     return ProblemError(
@@ -145,7 +143,7 @@ def _unexpected(request: web.Request) -> ProblemError:
     _log.exception("a request failed", id=number, method=request.method, path=request.path)
     return ProblemError(
         HTTPStatus.INTERNAL_SERVER_ERROR,
-        "Unexpected; the log has more under this id.",
+        "Unexpected error; the log has the details under this id.",
         kind="internal-error",
         id=number,
     )

@@ -1,9 +1,8 @@
-"""`EventBuffer` → `EventStreams` → readers: server-sent events (HTML standard, section 9.2), to as
-many readers as are allowed.
+"""`EventStreams`: server-sent events (HTML standard, section 9.2), for a limited number of readers.
 
-A reader that is slow, or was away, goes on where it was; what is no longer kept by then is told as
-an event ``lost`` with the count. Those that have all so far are written to together
-(`Broadcaster`).
+A reader that is slow, or was disconnected, resumes where it was. Events that are no longer retained
+are reported as one event ``lost`` with their count. Readers that are up to date are written to
+together (`Broadcaster`).
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from http import HTTPStatus
 from aiohttp import web
 
 from tianflow.server.common.broadcaster import AT_ONCE, Broadcaster, Subscriber, joined
-from tianflow.server.common.connections import told_of_the_end
+from tianflow.server.common.connections import notify_on_disconnect
 from tianflow.server.common.event_buffer import EventBuffer
 from tianflow.server.common.event_feed import LOST, EventRecord
 from tianflow.server.common.problems import ProblemError
 
 WRITE_S = 30.0
-"""Seconds in which a reader must take what was written; otherwise it is gone."""
+"""Seconds for a reader to accept a write; then it counts as disconnected."""
 END_S = 0.5
-"""Seconds in which a reader must take what was told last: the server waits for nobody who does not
-read.
+"""Seconds for a reader to accept the last events, so that the server does not wait for readers at
+the end.
 """
 RETRY_MS = 1000
 HEADERS = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
@@ -36,31 +35,28 @@ class EventStreams:
     """The open streams of all runs.
 
     Args:
-        limit: how many there may be; each costs a task and at most a few hundred kilobytes.
+        limit: maximum number of streams; each costs a task and at most a few hundred kilobytes.
     """
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._fans: dict[EventBuffer, Broadcaster] = {}
+        self._broadcasters: dict[EventBuffer, Broadcaster] = {}
         self.open = 0
 
-    async def answer(self, kept: EventBuffer, request: web.Request) -> web.StreamResponse:
-        """Write events until the reader leaves or nothing more will come.
+    async def answer(self, buffer: EventBuffer, request: web.Request) -> web.StreamResponse:
+        """Write events until the reader disconnects or the buffer closes.
 
         Raises:
-            ProblemError: 400 Last-Event-ID or ``follow`` cannot be read, 503 too many streams are
-                open.
+            ProblemError: 400 invalid Last-Event-ID or ``follow``, 503 too many streams.
         """
-        with self.place():
-            return await self.write(kept, request)
+        with self.reserve():
+            return await self.write(buffer, request)
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place for one stream, while the context is open. Raises ProblemError, 503, if there is
-        none.
-        """
+    def reserve(self) -> Iterator[None]:
+        """Reserve a stream while the context is open. Raises ProblemError, 503, at the limit."""
         if self.open >= self._limit:
-            detail = f"{self.open} streams are open, and http.max_streams allows no more."
+            detail = f"The limit of {self.open} streams (http.max_streams) is reached; retry later."
             raise ProblemError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 detail,
@@ -73,76 +69,83 @@ class EventStreams:
         finally:
             self.open -= 1
 
-    async def write(self, kept: EventBuffer, request: web.Request) -> web.StreamResponse:
-        """As `answer`, for who has a place."""
+    async def write(self, buffer: EventBuffer, request: web.Request) -> web.StreamResponse:
+        """As `answer`, with a stream that is already reserved."""
         follow = _follow(request)
-        number = _number(request, newest=kept.newest if follow else 0)
-        fan = self._fans.setdefault(kept, Broadcaster(kept))
+        number = _number(request, newest=buffer.newest if follow else 0)
+        broadcaster = self._broadcasters.setdefault(buffer, Broadcaster(buffer))
         try:
-            return await _stream(kept, fan, request, number, follow=follow)
+            return await _stream(buffer, broadcaster, request, number, follow=follow)
         finally:
-            if fan.idle:
-                self._fans.pop(kept, None)
+            if broadcaster.idle:
+                self._broadcasters.pop(buffer, None)
 
 
 async def _stream(
-    kept: EventBuffer, fan: Broadcaster, request: web.Request, number: int, *, follow: bool
+    buffer: EventBuffer,
+    broadcaster: Broadcaster,
+    request: web.Request,
+    number: int,
+    *,
+    follow: bool,
 ) -> web.StreamResponse:
     response, transport = web.StreamResponse(headers=HEADERS), request.transport
     reader = Subscriber(response=response, transport=transport, number=number)
     try:
-        await response.prepare(request)  # whose connection may be gone by now
-        async with _ending(kept):
-            with told_of_the_end(request, reader.leave):
+        await response.prepare(request)  # the connection may be closed by now
+        async with _ending(buffer):
+            with notify_on_disconnect(request, reader.leave):
                 await _write(response, f"retry: {RETRY_MS}\n\n".encode())
-                await _copy(kept, fan, reader, follow=follow)
+                await _copy(buffer, broadcaster, reader, follow=follow)
     except (TimeoutError, ConnectionError):
-        # A connection that is merely closed would wait for its reader to take what was written.
+        # A normal close would wait until the reader accepts the remaining bytes.
         if transport is not None:
             transport.abort()
     return response
 
 
 @asynccontextmanager
-async def _ending(kept: EventBuffer) -> AsyncIterator[None]:
-    """What is inside has `END_S` once nothing more will come; TimeoutError then."""
+async def _ending(buffer: EventBuffer) -> AsyncIterator[None]:
+    """Limit the content of the context to `END_S` after the buffer closes, with TimeoutError."""
     async with asyncio.timeout(None) as end:
 
         def limit() -> None:
             end.reschedule(asyncio.get_running_loop().time() + END_S)
 
-        if kept.closed:
+        if buffer.closed:
             limit()
-        kept.at_end.add(limit)
+        buffer.on_close.add(limit)
         try:
             yield
         finally:
-            kept.at_end.discard(limit)
+            buffer.on_close.discard(limit)
 
 
-async def _copy(kept: EventBuffer, fan: Broadcaster, reader: Subscriber, *, follow: bool) -> None:
-    """Everything after ``reader.number``: what is there by this task, what comes by the fan while
-    the reader is fast enough.
+async def _copy(
+    buffer: EventBuffer, broadcaster: Broadcaster, reader: Subscriber, *, follow: bool
+) -> None:
+    """Write everything after ``reader.number``: the backlog in this task, later events through the
+    broadcaster while the reader is fast enough.
     """
     text = b""
-    if reader.number > kept.newest:
-        # never told: one of an earlier server of this run, and nobody knows what came in between
-        text, reader.number = _lost(0, None, "told by an earlier server of this run"), 0
+    if reader.number > buffer.newest:
+        # the number is from an earlier server of this run; events in between are unknown
+        text, reader.number = _lost(0, None, "published by an earlier server of this run"), 0
     while True:
-        lost, frames = kept.since(reader.number, AT_ONCE)
+        lost, frames = buffer.since(reader.number, AT_ONCE)
         if lost:
             reader.number += lost
-            text += _lost(reader.number, lost, "no longer kept")
+            text += _lost(reader.number, lost, "no longer retained")
         if frames:
             reader.number = frames[-1].number
             text += joined(frames)
         if text:
             await _write(reader.response, text)
             text = b""
-        elif reader.gone or kept.closed or not follow:
+        elif reader.gone or buffer.closed or not follow:
             return
         else:
-            await fan.follow(reader)
+            await broadcaster.follow(reader)
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
@@ -160,7 +163,7 @@ def _number(request: web.Request, *, newest: int) -> int:
         return newest
     if re.fullmatch(r"[0-9]{1,18}", given) is None:
         raise ProblemError(
-            HTTPStatus.BAD_REQUEST, "Last-Event-ID is the number of an event, as in its id."
+            HTTPStatus.BAD_REQUEST, "Last-Event-ID must be the number of an event, as in its id."
         )
     return int(given)
 
@@ -168,5 +171,5 @@ def _number(request: web.Request, *, newest: int) -> int:
 def _follow(request: web.Request) -> bool:
     given = request.query.get("follow", "true")
     if given not in {"true", "false"}:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "follow is true or false.")
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "follow must be true or false.")
     return given == "true"

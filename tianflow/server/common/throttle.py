@@ -1,5 +1,5 @@
-"""How often one address may ask: a token bucket for each, generous enough that only a loop that
-went wild meets it.
+"""`Throttle`: a token bucket per client address. The limit is generous; only a runaway loop reaches
+it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from aiohttp import web
 from tianflow.server.common.problems import Handler, ProblemError
 
 ADDRESSES = 1024
-"""Addresses that are remembered; the one that asked longest ago is forgotten first, which gives it
-a full bucket.
+"""Number of remembered addresses. The one with the oldest request is forgotten first, which refills
+its bucket.
 """
 
 
 class Throttle:
-    """A bucket for each address holds one second's worth of requests, and fills steadily.
+    """Token buckets: each holds the requests of one second, and refills steadily.
 
     Args:
-        per_s: requests a second from one address.
+        per_s: requests per second of one address.
         clock: monotonic seconds.
     """
 
@@ -35,9 +35,7 @@ class Throttle:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, address: str) -> float:
-        """Take one request's worth; seconds until there will be one, when there is none (0:
-        taken).
-        """
+        """Take one request. Returns 0 if it was taken, else the seconds until the next one."""
         now = self._clock()
         held, then = self._buckets.pop(address, (self._size, now))
         held = min(self._size, held + (now - then) * self._per_s)
@@ -49,18 +47,15 @@ class Throttle:
 
 
 def throttled(throttle: Throttle) -> Any:
-    """The middleware that answers 429 to who asks too often. It is asked before any token is looked
-    at, so guessing is slow, too.
+    """Middleware that limits requests per client (429 Too Many Requests). It runs before the token
+    check, so that guessing tokens is slow.
     """
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         wait = throttle.take(request.remote or "")
         if wait:
-            detail = (
-                "Too many requests from this address; http.max_requests_per_s says how many "
-                "may come."
-            )
+            detail = "This address exceeds http.max_requests_per_s; retry later."
             raise ProblemError(
                 HTTPStatus.TOO_MANY_REQUESTS, detail, headers={"Retry-After": str(math.ceil(wait))}
             )

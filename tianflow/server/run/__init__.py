@@ -1,1 +1,1 @@
-"""The HTTP server beside a run: state, control and metrics."""
+"""The HTTP server of one run: state, control and metrics."""

@@ -1,6 +1,4 @@
-"""The HTTP application: state, control and settings of runs. It reads `RunControl` and knows
-nothing beneath it.
-"""
+"""The HTTP application of a run: state, control and settings. It uses `RunControl` only."""
 
 from __future__ import annotations
 
@@ -18,8 +16,7 @@ from tianflow.interfaces import RunControl
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import describe, describe_components
-from tianflow.server.common import console, openapi, pages
-from tianflow.server.common import history as past
+from tianflow.server.common import console, history, openapi, pages
 from tianflow.server.common import live_settings as settings
 from tianflow.server.common.auth import Guard, guarded
 from tianflow.server.common.bodies import read_in_time
@@ -30,14 +27,14 @@ from tianflow.server.common.sse import EventStreams
 from tianflow.server.common.throttle import Throttle, throttled
 
 MAX_BODY = 64 * 1024
-"""Bytes of a request's body. Every patch fits many times over; more would only cost memory."""
-LOOKS = ("components", "diagnosis", "audit", "checkpoints", "history")
+"""Maximum bytes of a request's body; every patch is many times smaller."""
+PARTS = ("components", "diagnosis", "audit", "checkpoints", "history")
 ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """A run, its speeds and its events."""
+    """A run with its rates and events."""
 
     run: RunControl
     rates: RunRates
@@ -45,7 +42,7 @@ class ServedRun:
 
 
 def make_app(*, runs: Mapping[str, ServedRun], guard: Guard, http: HttpSettings) -> web.Application:
-    """The application for ``runs``, by id; the mapping is looked at again for each request."""
+    """The application for ``runs``, by id; each request reads the mapping again."""
     requests: Counter[int] = Counter()
     exporter = Exporter(
         runs=lambda: [served.run.statistics() for served in runs.values()], requests=requests
@@ -68,12 +65,12 @@ def make_app(*, runs: Mapping[str, ServedRun], guard: Guard, http: HttpSettings)
 
 
 class RunHandlers:
-    """What each route does.
+    """The handlers of all routes.
 
     Args:
-        runs: the runs there are, by id.
-        exporter: gives their metrics.
-        streams: gives their events.
+        runs: by id.
+        exporter: of metrics.
+        streams: of events.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class RunHandlers:
         self._runs, self._exporter, self._streams = runs, exporter, streams
 
     def routes(self) -> list[web.RouteDef]:
-        """All of them."""
+        """All routes."""
         return [
             *console.routes(),
             web.get("/livez", self.livez),
@@ -92,25 +89,25 @@ class RunHandlers:
             web.get("/api/v1/runs", self.list_runs),
             web.get(RUN, self.show_run),
             web.get(f"{RUN}/events", self.events, allow_head=False),
-            web.get(f"{RUN}/{{look:{'|'.join(LOOKS)}}}", self.look),
+            web.get(f"{RUN}/{{part:{'|'.join(PARTS)}}}", self.show_part),
             web.post(f"{RUN}/{{action:{'|'.join(ACTIONS)}}}", self.act),
             web.get(f"{RUN}/{{resource:{'|'.join(settings.RESOURCES)}}}", self.show_settings),
             web.patch(f"{RUN}/{{resource:{'|'.join(settings.RESOURCES)}}}", self.patch_settings),
         ]
 
     async def livez(self, _request: web.Request) -> web.Response:
-        """200 while the coordinator's last tick is young."""
+        """200 while the coordinator's last tick is recent."""
         stuck = [name for name, served in self._runs.items() if not served.run.alive]
         if stuck:
             raise ProblemError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"No sign of life: {', '.join(stuck)}.",
+                f"The coordinator of {', '.join(stuck)} does not respond.",
                 headers={"Retry-After": "1"},
             )
         return json_response({"alive": True})
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """200 when training can proceed, else 503 and why."""
+        """200 when training can proceed, else 503 with the reasons."""
         statistics = [served.run.statistics() for served in self._runs.values()]
         reasons = [
             reason for run in statistics if not run.ready for reason in run.reasons or (run.state,)
@@ -127,19 +124,19 @@ class RunHandlers:
         return json_response({"ready": True})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Prometheus text or OpenMetrics."""
+        """Metrics as Prometheus text or OpenMetrics."""
         body, content_type = self._exporter.exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def openapi(self, _request: web.Request) -> web.Response:
-        """What can be asked, and what is answered: an OpenAPI document."""
+        """The OpenAPI document of this server."""
         configs = {name: served.run.config for name, served in self._runs.items()}
         return json_response(
-            await asyncio.to_thread(openapi.document, configs, looks=LOOKS, actions=ACTIONS)
+            await asyncio.to_thread(openapi.document, configs, looks=PARTS, actions=ACTIONS)
         )
 
     async def list_runs(self, _request: web.Request) -> web.Response:
-        """Every run in short."""
+        """Short documents of all runs."""
         statistics = {name: served.run.statistics() for name, served in self._runs.items()}
         runs = [
             {"id": name, "state": run.state, "ready": run.ready, "href": href(name)}
@@ -148,40 +145,40 @@ class RunHandlers:
         return json_response({"runs": runs})
 
     async def show_run(self, request: web.Request) -> web.Response:
-        """Everything a status screen needs."""
+        """The full document of a run."""
         served = self._served(request)
         return json_response(describe(served.rates.sample(), served.run.config, served.rates))
 
-    async def look(self, request: web.Request) -> web.Response:
-        """Components, what holds the run back, audit log, checkpoints or history."""
-        run, look = self._served(request).run, request.match_info["look"]
-        if look == "history":
-            return await past.answer(run.directory, request)
-        if look == "components":
+    async def show_part(self, request: web.Request) -> web.Response:
+        """Components, diagnosis, audit log, checkpoints or history."""
+        run, part = self._served(request).run, request.match_info["part"]
+        if part == "history":
+            return await history.answer(run.directory, request)
+        if part == "components":
             return json_response({"components": describe_components(run.statistics())})
-        if look == "diagnosis":
+        if part == "diagnosis":
             return json_response({"id": run.id, **json_ready(run.statistics().diagnosis)})
-        if look == "audit":
-            before, limit = pages.asked(request)
+        if part == "audit":
+            before, limit = pages.requested(request)
             page = await run.read_audit(before=before, limit=limit)
             return json_response({"audit": page.records, "next": page.next})
         return json_response({"checkpoints": run.checkpoints()})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """What happens, as it happens: server-sent events."""
+        """Events of a run as server-sent events."""
         return await self._streams.answer(self._served(request).feed, request)
 
     async def act(self, request: web.Request) -> web.Response:
-        """Do it: 202 with the state it leads to. Repeating one is not an error."""
+        """Request an action: 202 with the resulting state. Repeating an action is not an error."""
         run, action = self._served(request).run, request.match_info["action"]
-        does = {
+        methods = {
             "pause": run.pause,
             "resume": run.resume,
             "drain": run.drain,
             "checkpoint": run.request_checkpoint,
             "stop": run.stop,
         }
-        state = does[action](source=f"http:{request.remote}")
+        state = methods[action](source=f"http:{request.remote}")
         return json_response(
             {"id": run.id, "action": action, "state": state},
             HTTPStatus.ACCEPTED,
@@ -189,11 +186,11 @@ class RunHandlers:
         )
 
     async def show_settings(self, request: web.Request) -> web.Response:
-        """Live settings of one part of the run."""
+        """Live settings of one resource."""
         return settings.show(self._served(request).run, request.match_info["resource"])
 
     async def patch_settings(self, request: web.Request) -> web.Response:
-        """Change them by a merge patch."""
+        """Change live settings by a merge patch."""
         return await settings.patch(
             self._served(request).run, request.match_info["resource"], request
         )
@@ -204,11 +201,11 @@ class RunHandlers:
         if served is None:
             raise ProblemError(
                 HTTPStatus.NOT_FOUND,
-                f"There is no run {name!r} here; there is: {', '.join(self._runs) or 'none'}.",
+                f"Run {name!r} does not exist; runs: {', '.join(self._runs) or 'none'}.",
             )
         return served
 
 
 def href(name: str) -> str:
-    """Where a run is."""
+    """Path of a run."""
     return f"/api/v1/runs/{name}"

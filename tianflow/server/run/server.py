@@ -1,5 +1,5 @@
-"""The server beside a run: binds, tells where it is in ``control.json``, and is gone within two
-seconds at the end.
+"""Starts and stops the HTTP server of a run: socket, ``control.json``, and an end within two
+seconds.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tianflow.server.common.event_feed import Feed
 from tianflow.server.run.app import ServedRun, make_app
 
 GRACE_S = 1.0
-"""Seconds that requests still being answered get at the end."""
+"""Seconds that open requests get at the end."""
 IDLE_S = 75.0
-"""Seconds in which a connection must ask for something, whole headers included; more than most
-scrapers wait between two scrapes.
+"""Seconds within which a connection must send a whole request head; more than the usual interval
+between two scrapes.
 """
 LINGER_S = 5.0
-"""Seconds in which what is left of a refused body is taken, and thrown away, so that whoever sends
-it comes to read why.
+"""Seconds in which the rest of a refused body is read and discarded, so that the client can read
+the refusal.
 """
 BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers at ``address`` (``http://host:port``)."""
+    """A server that listens at ``address`` (``http://host:port``)."""
 
     address: str
     port: int
@@ -54,45 +54,43 @@ class Server:
 async def serve(
     run: RunControl, http: HttpSettings, tokens: Tokens, directory: Path
 ) -> AsyncIterator[Server]:
-    """Answer for ``run`` while the context is open, with ``control.json`` in ``directory`` telling
-    where.
+    """Serve ``run`` while the context is open; ``control.json`` in ``directory`` holds the address.
 
     Raises:
-        ConfigError: the port is taken, the host is not of this machine, or no tokens although
-            others can connect.
+        ConfigError: the port is in use, the host is not an address of this machine, or tokens are
+            missing though other machines can connect.
     """
     rates = RunRates(read=run.statistics)
-    bound = await bind(http)
+    listener = await bind(http)
     try:
-        loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+        loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         guard = Guard(tokens=tokens, loopback=loopback, allowed_hosts=http.allowed_hosts)
-        server = Server(address(bound), bound.getsockname()[1])
+        server = Server(address(listener), listener.getsockname()[1])
         feed = Feed(events=run.events, clock=time.time)
         app = make_app(runs={run.id: ServedRun(run, rates, feed)}, guard=guard, http=http)
-        runner = runner_of(app)
-        # the feed closes first: every stream is then written to its end while the server is still
-        # there
+        runner = make_runner(app)
+        # the feed closes first, so that every stream can be written to its end
         async with (
-            answering(runner, bound, limit=connections_of(http)),
-            _announced(run, server, tokens, directory),
-            going(rates.run),
-            going(feed.run),
+            serving_requests(runner, listener, limit=connection_limit(http)),
+            _control_file(run, server, tokens, directory),
+            running(rates.run),
+            running(feed.run),
         ):
             yield server
     finally:
-        bound.close()
+        listener.close()
 
 
 async def bind(http: HttpSettings) -> socket.socket:
-    """A listening socket. One address only, so that port 0 is one port also where a name has
-    several addresses.
+    """Make a listening socket. It has a single address, so that port 0 gives one port even if the
+    name has several addresses.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             http.host, http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, _, _, _, address = found[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(
             [
@@ -105,18 +103,18 @@ async def bind(http: HttpSettings) -> socket.socket:
             ]
         ) from error
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(BACKLOG)
-        bound.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
     except OSError as error:
-        bound.close()
+        listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(
-                [Problem("http.host", http.host, "is no address of this machine", "127.0.0.1")]
+                [Problem("http.host", http.host, "is not an address of this machine", "127.0.0.1")]
             ) from error
         reason = (
-            "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         )
         raise ConfigError(
             [
@@ -124,26 +122,24 @@ async def bind(http: HttpSettings) -> socket.socket:
                     "http.port",
                     http.port,
                     f"{reason} on {http.host}",
-                    "another port, or 0 for any free one",
+                    "another port, or 0 for any free port",
                 )
             ]
         ) from error
-    return bound
+    return listener
 
 
-def address(bound: socket.socket) -> str:
-    """As a client writes it; where every address is listened at, the one of this machine itself."""
-    host, port = bound.getsockname()[:2]
+def address(listener: socket.socket) -> str:
+    """The address for clients; the loopback address if the socket listens on all addresses."""
+    host, port = listener.getsockname()[:2]
     parsed = ipaddress.ip_address(host)
     if parsed.is_unspecified:
         host = "127.0.0.1" if parsed.version == 4 else "::1"
     return f"http://[{host}]:{port}" if parsed.version == 6 else f"http://{host}:{port}"
 
 
-def runner_of(app: web.Application) -> web.AppRunner:
-    """What runs ``app``: it closes connections that ask for nothing, and waits for nobody at the
-    end.
-    """
+def make_runner(app: web.Application) -> web.AppRunner:
+    """The runner of ``app``. It closes idle connections, and does not wait for them at the end."""
     return web.AppRunner(
         app,
         access_log=None,
@@ -156,57 +152,55 @@ def runner_of(app: web.Application) -> web.AppRunner:
 
 
 def _logger() -> logging.Logger:
-    """aiohttp's, without tracebacks of requests that are none: whoever connects could fill a disk
-    with them.
+    """aiohttp's logger, without tracebacks of malformed requests, so that clients cannot fill the
+    disk.
     """
     logger = logging.getLogger("aiohttp.server")
-    logger.addFilter(_is_our_mistake)  # once, however often it is given
+    logger.addFilter(_is_server_error)  # the logger adds the same filter only once
     return logger
 
 
-def _is_our_mistake(record: logging.LogRecord) -> bool:
+def _is_server_error(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
-def connections_of(http: HttpSettings) -> int:
-    """How many connections a server with these settings has at most."""
+def connection_limit(http: HttpSettings) -> int:
+    """Maximum number of connections of a server with these settings."""
     return http.max_connections + http.max_streams
 
 
 @asynccontextmanager
-async def answering(
-    runner: web.AppRunner, bound: socket.socket, *, limit: int
+async def serving_requests(
+    runner: web.AppRunner, listener: socket.socket, *, limit: int
 ) -> AsyncIterator[None]:
-    """``runner`` answers at ``bound`` while the context is open, to ``limit`` connections at
-    most.
-    """
-    async with AsyncExitStack() as leaving:
+    """Serve at ``listener`` while the context is open, with at most ``limit`` connections."""
+    async with AsyncExitStack() as stack:
         await runner.setup()
         assert runner.server is not None
-        entrance = ConnectionLimiter(server=runner.server, limit=limit)
-        leaving.callback(entrance.close)
-        leaving.push_async_callback(runner.cleanup)
-        listening = await asyncio.get_running_loop().create_server(
-            entrance, sock=bound, backlog=BACKLOG
+        limiter = ConnectionLimiter(server=runner.server, limit=limit)
+        stack.callback(limiter.close)
+        stack.push_async_callback(runner.cleanup)
+        server = await asyncio.get_running_loop().create_server(
+            limiter, sock=listener, backlog=BACKLOG
         )
-        leaving.push_async_callback(_listen_no_more, listening, bound)
+        stack.push_async_callback(_stop_listening, server, listener)
         yield
 
 
-async def _listen_no_more(listening: asyncio.Server, bound: socket.socket) -> None:
-    """Close. A server of asyncio drops, unclosed, what it accepted in the very turn of the loop in
-    which it closes: so, a turn before.
+async def _stop_listening(server: asyncio.Server, listener: socket.socket) -> None:
+    """Close. An asyncio server leaks connections that it accepts in the turn in which it closes, so
+    it stops accepting one turn earlier.
     """
     try:
-        asyncio.get_running_loop().remove_reader(bound)
+        asyncio.get_running_loop().remove_reader(listener)
         await asyncio.sleep(0)
     finally:
-        listening.close()
+        server.close()
 
 
 @asynccontextmanager
-async def _announced(
+async def _control_file(
     run: RunControl, server: Server, tokens: Tokens, directory: Path
 ) -> AsyncIterator[None]:
     pid = os.getpid()
@@ -226,13 +220,13 @@ async def _announced(
 
 
 @asynccontextmanager
-async def going(
+async def running(
     component: Callable[[Callable[[], None]], Coroutine[None, None, None]],
 ) -> AsyncIterator[None]:
-    """``component`` works while the context is open."""
+    """Run ``component`` while the context is open."""
     task = asyncio.create_task(component(lambda: None))
     try:
-        await asyncio.sleep(0)  # its first step: cancelled before that, it would not clean up
+        await asyncio.sleep(0)  # the first step; cancelled before it, it would not clean up
         yield
     finally:
         task.cancel()

@@ -1,8 +1,8 @@
-"""What a config that came over HTTP may name: installed plug-ins, and objects of modules that the
-service was told to allow.
+"""Checks which objects a config from HTTP may name: installed plug-ins, and objects of allowed
+modules.
 
-Whoever names ``module:attribute`` in a config has it imported and called: that is what configs are
-for, and nothing a stranger may do.
+A ``module:attribute`` in a config is imported and called. Clients must not be able to call
+arbitrary code.
 """
 
 from __future__ import annotations
@@ -24,26 +24,23 @@ NAMES = frozenset(
         "placement.launcher",
     }
 )
-"""Settings that name what is imported; in these no colon is harmless."""
+"""Settings that name what is imported; any colon in them counts."""
 OBJECT = re.compile(r"\s*[^\W\d][\w.]*\s*:\s*[^\W\d]")
-"""``module:attribute``, wherever else it stands."""
+"""``module:attribute`` in any other setting."""
 
 
 def require_allowed(tables: Mapping[str, Any], allowed: Collection[str]) -> None:
-    """Look at every string before anything is imported.
+    """Check every string before anything is imported.
 
     Args:
-        tables: the config as it came, by sections or by dotted paths, or what is to be changed of
-            it.
-        allowed: modules, each with all that lies beneath it.
+        tables: the config by sections or dotted paths, or a change of it.
+        allowed: allowed modules, each with its submodules.
 
     Raises:
-        ConfigError: naming every setting that names an object of another module.
+        ConfigError: naming every setting with an object of another module.
     """
     problems = [
-        Problem(
-            path, value, "names an object of a module that is not allowed here", _accepted(allowed)
-        )
+        Problem(path, value, "names an object of a module that is not allowed", _accepted(allowed))
         for path, value in _strings("", tables)
         if _names_object(path, value) and not _is_allowed(value, allowed)
     ]
@@ -61,16 +58,16 @@ def _is_allowed(value: str, allowed: Collection[str]) -> bool:
 
 
 def _accepted(allowed: Collection[str]) -> str:
-    here = f"; modules allowed here: {', '.join(sorted(allowed))}" if allowed else ""
+    modules = f", or an object of {', '.join(sorted(allowed))}" if allowed else ""
     return (
-        f"the name of an installed plug-in or registered environment{here}; the service's "
-        "--allow-import adds a module"
+        f"the name of an installed plug-in or registered environment{modules}; `tianflow serve "
+        "--allow-import MODULE` allows a module"
     )
 
 
 def _strings(path: str, value: object) -> Iterator[tuple[str, str]]:
-    """(dotted path, string) of all strings, keys included; items of lists have their list's
-    path.
+    """(dotted path, string) of all strings, with keys; items of a list have the path of
+    the list.
     """
     if isinstance(value, str):
         yield path, value

@@ -1,5 +1,5 @@
-"""Metrics of all runs and of the service itself, on one page: each run exposes its own, and the
-pages are put together by families.
+"""Metrics of the service and all its runs on one page: each run exposes its own, and the pages are
+merged by family.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tianflow.observability.prometheus.prometheus import PREFIX, encoded, own_fa
 from tianflow.server.service.store import STATES
 
 END = "# EOF"
-"""Last line of a page in OpenMetrics."""
+"""Last line of an OpenMetrics page."""
 
 
 class ServiceCollector(Collector):
-    """What the service tells of itself.
+    """Metrics of the service itself.
 
     Args:
-        counts: runs by state, as the service remembers them.
-        restarts: processes of runs that died and were started again.
+        counts: runs by state, from the store.
+        restarts: restarted processes of runs.
         requests: answered HTTP requests by status code.
     """
 
@@ -35,14 +35,16 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         runs = GaugeMetricFamily(
-            f"{PREFIX}service_runs", "Runs that the service remembers, by state.", labels=("state",)
+            f"{PREFIX}service_runs",
+            "Runs in the store of the service, by state.",
+            labels=("state",),
         )
         for state in STATES:
             runs.add_metric((state,), self._counts.get(state, 0))
         yield runs
         yield CounterMetricFamily(
             f"{PREFIX}service_run_restarts",
-            "Processes of runs that were ended from outside, and started again.",
+            "Restarted processes of runs, after they were killed.",
             value=self._restarts,
         )
         yield from own_families(self._requests)
@@ -53,8 +55,8 @@ def exposition(collector: ServiceCollector, pages: Sequence[str], accept: str) -
 
     Args:
         collector: the service's own metrics.
-        pages: those of runs, in the format that ``accept`` gets.
-        accept: an Accept header; OpenMetrics if it asks for it, else text.
+        pages: metrics of runs, in the format of ``accept``.
+        accept: an Accept header; it selects OpenMetrics or text.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
@@ -63,8 +65,8 @@ def exposition(collector: ServiceCollector, pages: Sequence[str], accept: str) -
 
 
 def merged(own: str, pages: Sequence[str]) -> str:
-    """The families of all pages, each once with the samples of all. One of ``own`` says nothing of
-    a run: it is taken from there only.
+    """All families, each once with the samples of all pages. A family of ``own`` does not concern
+    runs, and is taken from there only.
     """
     first = _families(own)
     families: dict[str, tuple[list[str], list[str]]] = {}
@@ -81,15 +83,13 @@ def merged(own: str, pages: Sequence[str]) -> str:
 
 
 def _families(page: str) -> dict[str, tuple[list[str], list[str]]]:
-    """(lines that describe it, samples) of each family, by its name as it is written there. A
-    family begins with its HELP.
-    """
+    """(describing lines, samples) of each family by name. A family begins with its HELP line."""
     families: dict[str, tuple[list[str], list[str]]] = {}
     described: list[str] = []
     samples: list[str] = []
     for line in page.removesuffix("\n").split(
         "\n"
-    ):  # a label may hold what `str.splitlines` takes for an end of line, too
+    ):  # `str.splitlines` would also split at other characters within a label
         if line.startswith("# HELP "):
             described, samples = families.setdefault(line.split(" ", 3)[2], ([], []))
         if line.startswith("#"):

@@ -1,6 +1,4 @@
-"""Refusals that only a service has: what it remembers lies on a disk, and a disk may be full or
-away.
-"""
+"""Middleware for errors of the store: its disk may be full or missing."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from tianflow.server.service.store import StoreError
 
 @web.middleware
 async def store_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The middleware that answers 503 while the store cannot be used."""
+    """Middleware that answers 503 while the store cannot be used."""
     try:
         return await handler(request)
     except StoreError as error:
         raise ProblemError(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            f"Not now: {error}.",
+            f"The service cannot use its store: {error}.",
             kind="store",
             headers={"Retry-After": "5"},
         ) from error

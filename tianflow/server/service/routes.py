@@ -1,5 +1,5 @@
-"""The HTTP application of a service: takes submissions, lists runs, and passes on what is asked of
-one to its own coordinator.
+"""The HTTP application of a service: accepts submissions, lists runs, and forwards requests to the
+runs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.rundir.audit_log import NAME, read_page
 from tianflow.rundir.checkpoints import CheckpointStore
-from tianflow.server.common import console, pages
-from tianflow.server.common import history as past
+from tianflow.server.common import console, history, pages
 from tianflow.server.common import live_settings as settings
 from tianflow.server.common.auth import Guard, guarded
 from tianflow.server.common.bodies import read_in_time
@@ -31,12 +30,12 @@ from tianflow.server.common.openapi import RUN
 from tianflow.server.common.problems import ProblemError, add_safe_headers, answers, json_response
 from tianflow.server.common.sse import EventStreams
 from tianflow.server.common.throttle import Throttle, throttled
-from tianflow.server.run.app import ACTIONS, LOOKS, MAX_BODY, href
+from tianflow.server.run.app import ACTIONS, MAX_BODY, PARTS, href
 from tianflow.server.service import metrics, openapi, rows
 from tianflow.server.service.import_allowlist import require_allowed
 from tianflow.server.service.refusals import store_answers
 from tianflow.server.service.relay import Relays
-from tianflow.server.service.run_client import NoAnswerError, RunClient, silent
+from tianflow.server.service.run_client import NoAnswerError, RunClient, unreachable
 from tianflow.server.service.run_manager import ManagedRun, RunManager
 from tianflow.server.service.run_process import RunFiles
 from tianflow.server.service.store import (
@@ -48,24 +47,24 @@ from tianflow.server.service.store import (
 )
 
 PAGE, LARGEST_PAGE = 50, 500
-"""Runs in one answer: without ``limit``, and at most."""
+"""Number of runs in one answer: the default of ``limit``, and the maximum."""
 DEEPEST = 32
-"""Levels of what is submitted: arguments of an environment may have some of their own."""
+"""Maximum levels of a submitted config; arguments of an environment may be nested."""
 KEY = "Idempotency-Key"
 RUNS = "/api/v1/runs"
-CONFIGS = "an object of sections, or the name of a config that comes with tianflow"
+CONFIGS = "an object of sections, or the name of a shipped config"
 
 
 def make_app(
     *,
-    house: RunManager,
+    manager: RunManager,
     store: RunStore,
-    asker: RunClient,
+    client: RunClient,
     guard: Guard,
     http: HttpSettings,
     allowed: Collection[str],
 ) -> web.Application:
-    """The application of a service. ``allowed``: modules whose objects a config that is submitted
+    """The application of a service. ``allowed``: modules whose objects a submitted config
     may name.
     """
     requests: Counter[int] = Counter()
@@ -80,9 +79,9 @@ def make_app(
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(add_safe_headers)
     handlers = ServiceHandlers(
-        house=house,
+        manager=manager,
         store=store,
-        asker=asker,
+        client=client,
         requests=requests,
         allowed=allowed,
         max_streams=http.max_streams,
@@ -92,39 +91,39 @@ def make_app(
 
 
 class ServiceHandlers:
-    """What each route does.
+    """The handlers of all routes.
 
     Args:
-        house: holds the runs.
-        store: what is remembered of them.
-        asker: asks them.
+        manager: of the runs.
+        store: records of the runs.
+        client: of the runs.
         requests: answered requests by status.
-        allowed: modules that a config may name.
-        max_streams: how many streams of events may be open.
+        allowed: modules whose objects a config may name.
+        max_streams: maximum number of event streams.
     """
 
     def __init__(
         self,
         *,
-        house: RunManager,
+        manager: RunManager,
         store: RunStore,
-        asker: RunClient,
+        client: RunClient,
         requests: Mapping[int, int],
         allowed: Collection[str],
         max_streams: int,
     ) -> None:
-        self._house, self._store, self._asker, self._requests, self._allowed = (
-            house,
+        self._manager, self._store, self._client, self._requests, self._allowed = (
+            manager,
             store,
-            asker,
+            client,
             requests,
             allowed,
         )
-        self._streams, self._relays = EventStreams(limit=max_streams), Relays(asker=asker)
+        self._streams, self._relays = EventStreams(limit=max_streams), Relays(client=client)
 
     def routes(self) -> list[web.RouteDef]:
-        """All of them."""
-        parts = "|".join((*LOOKS, *settings.RESOURCES))
+        """All routes."""
+        parts = "|".join((*PARTS, *settings.RESOURCES))
         return [
             *console.routes(),
             web.get("/livez", self.livez),
@@ -136,27 +135,27 @@ class ServiceHandlers:
             web.get(RUN, self.show_run),
             web.get(f"{RUN}/log", self.log),
             web.get(f"{RUN}/events", self.events, allow_head=False),
-            web.get(f"{RUN}/{{part:{parts}}}", self.look),
+            web.get(f"{RUN}/{{part:{parts}}}", self.show_part),
             web.patch(f"{RUN}/{{part:{'|'.join(settings.RESOURCES)}}}", self.change),
             web.post(f"{RUN}/{{action:{'|'.join(ACTIONS)}}}", self.act),
         ]
 
     async def livez(self, _request: web.Request) -> web.Response:
-        """200: it answers, so its loop goes round."""
+        """200: the event loop responds."""
         return json_response({"alive": True})
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """200 while it accepts work, else 503 and why."""
+        """200 while the service accepts work, else 503 with the reason."""
         try:
-            await self._house.remember(self._store.counts)
-            reason = "the service is ending" if self._house.leaving.is_set() else ""
+            await self._manager.query(self._store.counts)
+            reason = "the service is stopping" if self._manager.stopping.is_set() else ""
         except StoreError as error:
             reason = str(error)
         if reason:
             retry = {"Retry-After": "1"}
             raise ProblemError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"No work is accepted: {reason}.",
+                f"The service accepts no work: {reason}.",
                 kind="not-ready",
                 headers=retry,
                 reasons=[reason],
@@ -164,53 +163,57 @@ class ServiceHandlers:
         return json_response({"ready": True})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Prometheus text or OpenMetrics, of all runs that go on."""
+        """Metrics of the service and all active runs, as Prometheus text or OpenMetrics."""
         accept = request.headers.get("Accept", "")
-        contacts = [life.contact for life in self._house.lives.values() if life.contact is not None]
+        contacts = [
+            managed.contact
+            for managed in self._manager.active.values()
+            if managed.contact is not None
+        ]
         exposed = await asyncio.gather(
-            *(self._asker.metrics(contact, accept) for contact in contacts)
+            *(self._client.metrics(contact, accept) for contact in contacts)
         )
-        counts = await self._house.remember(self._store.counts)
+        counts = await self._manager.query(self._store.counts)
         collector = metrics.ServiceCollector(
-            counts=counts, restarts=self._house.restarts, requests=self._requests
+            counts=counts, restarts=self._manager.restarts, requests=self._requests
         )
         body, content_type = await asyncio.to_thread(metrics.exposition, collector, exposed, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def openapi(self, _request: web.Request) -> web.Response:
-        """What can be asked, and what is answered: an OpenAPI document."""
+        """The OpenAPI document of the service."""
         return json_response(
-            await asyncio.to_thread(openapi.document, looks=LOOKS, actions=ACTIONS)
+            await asyncio.to_thread(openapi.document, looks=PARTS, actions=ACTIONS)
         )
 
     async def list_runs(self, request: web.Request) -> web.Response:
-        """Runs in short, newest first, a page at a time."""
+        """Short documents of runs, newest first, one page at a time."""
         limit = pages.whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
         before = pages.whole(request, "before", None, least=1, most=pages.FURTHEST)
-        records = await self._house.remember(self._store.page, before=before, limit=limit + 1)
+        records = await self._manager.query(self._store.page, before=before, limit=limit + 1)
         shown = records[:limit]
-        following = (
+        next_page = (
             f"{RUNS}?limit={limit}&before={shown[-1].number}" if len(records) > limit else None
         )
         ended = [record.id for record in shown if record.ended is not None]
-        left = await asyncio.to_thread(
-            lambda: {name: self._house.files.summary(name) for name in ended}
+        summaries = await asyncio.to_thread(
+            lambda: {name: self._manager.files.summary(name) for name in ended}
         )
         runs = [
-            rows.short(record, self._house.lives.get(record.id), left.get(record.id))
+            rows.short(record, self._manager.active.get(record.id), summaries.get(record.id))
             for record in shown
         ]
-        return json_response({"runs": runs, "next": following, "can_submit": True})
+        return json_response({"runs": runs, "next": next_page, "can_submit": True})
 
     async def submit(self, request: web.Request) -> web.Response:
-        """Take a run: 201 with where it is. The same `Idempotency-Key` with the same body gives the
-        same run again.
+        """Submit a run: 201 with its location. The same `Idempotency-Key` with the same body gives
+        the same run.
         """
         key, body = _key(request), await request.read()
-        if self._house.leaving.is_set():
+        if self._manager.stopping.is_set():
             raise ProblemError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "The service is ending.",
+                "The service is stopping.",
                 headers={"Retry-After": "5"},
             )
         config = await asyncio.to_thread(self._checked, request, body)
@@ -218,14 +221,12 @@ class ServiceHandlers:
         tables = config.model_dump(mode="json")
         tables["run"]["name"] = name
         digest = hashlib.sha256(body).hexdigest()
-        if await asyncio.to_thread(self._house.files.run(name).exists):
-            known = await self._house.remember(self._store.get, name)
+        if await asyncio.to_thread(self._manager.files.run(name).exists):
+            known = await self._manager.query(self._store.get, name)
             if known is None or key is None:
-                raise StateConflictError(
-                    f"there is a run {name!r} already; choose another run.name"
-                )
+                raise StateConflictError(f"run {name!r} exists already; choose another run.name")
         try:
-            record, new = await self._house.remember(
+            record, new = await self._manager.query(
                 self._store.add,
                 name,
                 config=tables,
@@ -241,106 +242,104 @@ class ServiceHandlers:
                 HTTPStatus.UNPROCESSABLE_ENTITY, f"{str(error).capitalize()}.", kind="reused-key"
             ) from error
         if new:
-            self._house.wake()
-        answer = rows.short(record, self._house.lives.get(record.id))
+            self._manager.wake()
+        answer = rows.short(record, self._manager.active.get(record.id))
         return json_response(answer, HTTPStatus.CREATED, headers={"Location": href(record.id)})
 
     async def show_run(self, request: web.Request) -> web.StreamResponse:
-        """Everything a status screen needs; of a run that does not go on, what is remembered
-        of it.
-        """
-        record, life = await self._known(request)
-        if life is not None and life.contact is not None:
-            return await self._asker.forward(life.contact, request, "")
-        summary = await asyncio.to_thread(self._house.files.summary, record.id)
-        return json_response(rows.full(record, life, summary))
+        """The full document of a run; from the store if the run is not active."""
+        record, managed = await self._find(request)
+        if managed is not None and managed.contact is not None:
+            return await self._client.forward(managed.contact, request, "")
+        summary = await asyncio.to_thread(self._manager.files.summary, record.id)
+        return json_response(rows.full(record, managed, summary))
 
     async def log(self, request: web.Request) -> web.Response:
-        """The last lines that the run's process printed."""
-        record, _ = await self._known(request)
-        return web.Response(text=await asyncio.to_thread(self._house.files.tail, record.id))
+        """The end of the output of the run's process."""
+        record, _ = await self._find(request)
+        return web.Response(text=await asyncio.to_thread(self._manager.files.tail, record.id))
 
-    async def look(self, request: web.Request) -> web.StreamResponse:
-        """One part of a run. Its audit, checkpoints and history are there when it has ended,
-        too.
+    async def show_part(self, request: web.Request) -> web.StreamResponse:
+        """One part of a run. Audit log, checkpoints and history of a finished run are read from its
+        files.
         """
-        record, life = await self._known(request)
+        record, managed = await self._find(request)
         part = request.match_info["part"]
-        if life is not None and life.contact is not None:
-            return await self._asker.forward(life.contact, request, f"/{part}")
+        if managed is not None and managed.contact is not None:
+            return await self._client.forward(managed.contact, request, f"/{part}")
         if part == "history":
-            return await past.answer(self._house.files.run(record.id), request)
+            return await history.answer(self._manager.files.run(record.id), request)
         if part == "audit":
-            before, limit = pages.asked(request)
+            before, limit = pages.requested(request)
             page = await asyncio.to_thread(
-                read_page, self._house.files.run(record.id) / NAME, before=before, limit=limit
+                read_page, self._manager.files.run(record.id) / NAME, before=before, limit=limit
             )
             return json_response({"audit": page.records, "next": page.next})
         if part != "checkpoints":
-            raise _not_there(record, life)
+            raise _unavailable(record, managed)
         return json_response(
-            {part: await asyncio.to_thread(_checkpoints, self._house.files, record.id)}
+            {part: await asyncio.to_thread(_checkpoints, self._manager.files, record.id)}
         )
 
     async def change(self, request: web.Request) -> web.StreamResponse:
-        """Live settings of a run that goes on."""
-        record, life = await self._known(request)
-        if life is None or life.contact is None:
-            raise _not_there(record, life)
+        """Change live settings of an active run."""
+        record, managed = await self._find(request)
+        if managed is None or managed.contact is None:
+            raise _unavailable(record, managed)
         part = request.match_info["part"]
-        if request.content_type == settings.MERGE_PATCH:  # the run refuses every other type itself
+        if request.content_type == settings.MERGE_PATCH:  # the run refuses other types
             patch = settings.parse(await request.read())
             settings.check_depth(part, patch)
             require_allowed({part: patch}, self._allowed)
-        return await self._asker.forward(life.contact, request, f"/{part}")
+        return await self._client.forward(managed.contact, request, f"/{part}")
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """What happens in a run, as it happens."""
-        record, life = await self._known(request)
-        if life is None or life.contact is None:
-            raise _not_there(record, life)
-        with self._streams.place():
+        """Events of a run as they happen."""
+        record, managed = await self._find(request)
+        if managed is None or managed.contact is None:
+            raise _unavailable(record, managed)
+        with self._streams.reserve():
             try:
-                async with self._relays.reading(life.contact) as relay:
+                async with self._relays.reading(managed.contact) as relay:
                     return await self._streams.write(relay, request)
             except NoAnswerError as error:
-                raise silent(life.contact, error) from error
+                raise unreachable(managed.contact, error) from error
 
     async def act(self, request: web.Request) -> web.StreamResponse:
-        """Do it: 202 with the state it leads to. Repeating one is not an error."""
-        record, life = await self._known(request)
+        """Request an action: 202 with the resulting state. Repeating an action is not an error."""
+        record, managed = await self._find(request)
         action = request.match_info["action"]
-        if life is not None and life.contact is not None:
+        if managed is not None and managed.contact is not None:
             try:
-                return await self._asker.forward(life.contact, request, f"/{action}")
+                return await self._client.forward(managed.contact, request, f"/{action}")
             except ProblemError:
                 if action != "stop":
                     raise
-                record, life = await self._known(request)  # it may have ended meanwhile
+                record, managed = await self._find(request)  # the run may have ended meanwhile
         if action == "stop":
-            state = await self._house.stop(record, f"http:{request.remote}")
-        elif action == "resume" and life is None:
-            state = await self._house.resume(record)
+            state = await self._manager.stop(record, f"http:{request.remote}")
+        elif action == "resume" and managed is None:
+            state = await self._manager.resume(record)
         else:
-            raise _not_there(record, life)
+            raise _unavailable(record, managed)
         answer = {"id": record.id, "action": action, "state": state}
         return json_response(answer, HTTPStatus.ACCEPTED, headers={"Location": href(record.id)})
 
-    async def _known(self, request: web.Request) -> tuple[RunRecord, ManagedRun | None]:
-        """The run that is meant, and its life if it has a place. Raises 404."""
+    async def _find(self, request: web.Request) -> tuple[RunRecord, ManagedRun | None]:
+        """The record of the run, and its `ManagedRun` if it is active. Raises 404."""
         name = request.match_info["run"]
-        record = await self._house.remember(self._store.get, name)
+        record = await self._manager.query(self._store.get, name)
         if record is None:
-            raise ProblemError(HTTPStatus.NOT_FOUND, f"There is no run {name!r} here.")
-        return record, self._house.lives.get(name)
+            raise ProblemError(HTTPStatus.NOT_FOUND, f"Run {name!r} does not exist.")
+        return record, self._manager.active.get(name)
 
     def _checked(self, request: web.Request, body: bytes) -> Any:
-        """The config that was submitted. Waits for files. Raises ConfigError with paths below
+        """Validate a submitted config. Waits for files. Raises ConfigError with paths below
         ``config``.
         """
         if request.content_type != "application/json":
             raise ProblemError(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A run is submitted as application/json."
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body must have the type application/json."
             )
         document = settings.parse(body)
         settings.check_depth("config", document, DEEPEST)
@@ -361,18 +360,18 @@ class ServiceHandlers:
 
 def _shape(document: object) -> Any:
     if not isinstance(document, dict) or "config" not in document:
-        yield Problem("config", None, "is required", CONFIGS)
+        yield Problem("config", None, "is missing", CONFIGS)
         return
     for key in sorted(set(document) - {"config", "overrides"}):
-        yield Problem(key, document[key], "is not known", "config, overrides")
+        yield Problem(key, document[key], "is not a known key", "config, overrides")
     if not isinstance(document["config"], dict | str):
-        yield Problem("config", document["config"], "is no config", CONFIGS)
+        yield Problem("config", document["config"], "is not a valid config", CONFIGS)
     overrides = document.get("overrides", {})
     if not isinstance(overrides, dict):
         yield Problem(
             "overrides",
             overrides,
-            "are no overrides",
+            "are not valid overrides",
             'an object such as {"balance.max_staleness": 2}',
         )
         return
@@ -389,10 +388,10 @@ def _below_config(problem: Problem) -> Problem:
     )
 
 
-def _not_there(record: RunRecord, life: ManagedRun | None) -> Exception:
-    """Why a run cannot be asked that now."""
-    if life is not None or record.state == "running":
-        why = life.silence if life is not None else "it waits for a place"
+def _unavailable(record: RunRecord, managed: ManagedRun | None) -> Exception:
+    """Why the run cannot answer this request now."""
+    if managed is not None or record.state == "running":
+        why = managed.problem if managed is not None else "it waits for capacity"
         return ProblemError(
             HTTPStatus.SERVICE_UNAVAILABLE,
             f"Run {record.id!r}: {why}.",
@@ -414,5 +413,5 @@ def _new_name(algorithm: str) -> str:
 def _key(request: web.Request) -> str | None:
     key = request.headers.get(KEY)
     if key is not None and re.fullmatch(openapi.A_KEY, key) is None:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, f"{KEY} has 1 to 255 characters of ASCII.")
+        raise ProblemError(HTTPStatus.BAD_REQUEST, f"{KEY} must have 1 to 255 ASCII characters.")
     return key

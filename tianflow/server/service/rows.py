@@ -1,5 +1,5 @@
-"""A run as the service tells of it: in short for a list, in full while it does not answer for
-itself. JSON-ready.
+"""Documents of a run at the service, ready for JSON: short for a list, full while the run does not
+answer for itself.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ SHOWN = (
     "staleness",
     "actors",
 )
-"""What a list shows of a run that goes on, as the run itself tells it."""
+"""Fields of an active run's own document that a list shows."""
 
 
 def short(
-    record: RunRecord, life: ManagedRun | None, summary: Mapping[str, Any] | None = None
+    record: RunRecord, managed: ManagedRun | None, summary: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """For a list. ``summary``: what the newest life of a run that has ended left."""
+    """For a list. ``summary``: of the latest process of a finished run."""
     left = partial_document(summary) if summary is not None else {}
     return (
-        _told(record, life)
+        _common(record, managed)
         | left
-        | {key: value for key, value in (_document(life) or {}).items() if key in SHOWN}
+        | {key: value for key, value in (_document(managed) or {}).items() if key in SHOWN}
     )
 
 
 def full(
-    record: RunRecord, life: ManagedRun | None, summary: Mapping[str, Any] | None
+    record: RunRecord, managed: ManagedRun | None, summary: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Of a run that waits, starts, or has ended. ``summary``: what its newest life left."""
-    return _told(record, life) | {"summary": summary}
+    """For a run that is pending, starting or finished. ``summary``: of its latest process."""
+    return _common(record, managed) | {"summary": summary}
 
 
-def _told(record: RunRecord, life: ManagedRun | None) -> dict[str, Any]:
-    document = _document(life)
+def _common(record: RunRecord, managed: ManagedRun | None) -> dict[str, Any]:
+    document = _document(managed)
     ready = document is not None and bool(document.get("ready"))
     reasons = (
         list(document.get("reasons", ()))
         if document is not None
-        else [life.silence if life is not None else record.reason]
+        else [managed.problem if managed is not None else record.reason]
     )
     return {
         "id": record.id,
@@ -66,6 +66,6 @@ def _told(record: RunRecord, life: ManagedRun | None) -> dict[str, Any]:
     }
 
 
-def _document(life: ManagedRun | None) -> Mapping[str, Any] | None:
-    """What the run says of itself, if it answered when it was last asked."""
-    return life.document if life is not None and not life.silence else None
+def _document(managed: ManagedRun | None) -> Mapping[str, Any] | None:
+    """The run's own document, if its last poll succeeded."""
+    return managed.document if managed is not None and not managed.problem else None

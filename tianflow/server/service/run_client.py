@@ -1,4 +1,6 @@
-"""The service as a client of its runs: short questions, and requests of others passed on."""
+"""`RunClient`: the service's HTTP client of its runs, for status, actions, metrics, events and
+forwarded requests.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +21,25 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
 ANSWER_S = 5.0
-"""Seconds in which a run must answer; its coordinator computes nothing, so one that does not is
-stopped or swamped.
+"""Timeout of an answer, in seconds. A run's coordinator does not compute, so a run that is slower
+is stopped or overloaded.
 """
 METRICS_S = 2.0
-"""Seconds in which a run must give its metrics: less than a scraper waits for the whole page, which
-one run must not cost all others.
+"""Timeout of metrics, in seconds; shorter than the timeout of a scraper, so that one run does not
+cost the metrics of the others.
 """
-SILENT_S = 45.0
-"""Seconds without a word, three comments of a stream that is alive long, after which a run is gone.
-"""
-ASKED = ("Accept", "Content-Type", "If-Match")
-ANSWERED = ("Accept-Patch", "Allow", "Content-Type", "ETag", "Location", "Retry-After")
+SILENCE_S = 45.0
+"""Timeout of an event stream, in seconds: three heartbeats."""
+FORWARDED = ("Accept", "Content-Type", "If-Match")
+RETURNED = ("Accept-Patch", "Allow", "Content-Type", "ETag", "Location", "Retry-After")
 
 
 class NoAnswerError(TianflowError):
-    """The run does not answer, or not with what was asked for."""
+    """The run did not answer, or not as expected."""
 
 
 class RunClient:
-    """Asks runs. Open it with ``async with``."""
+    """HTTP client of runs. Open it with ``async with``."""
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
@@ -51,11 +52,11 @@ class RunClient:
         await self._session.close()
 
     async def status(self, contact: ControlFile) -> Mapping[str, Any]:
-        """The run's own document. Raises `NoAnswerError`."""
+        """The run's document. Raises `NoAnswerError`."""
         try:
-            async with self._session.get(_url(contact), headers=_token(contact)) as answer:
+            async with self._session.get(_url(contact), headers=contact.authorization) as answer:
                 if answer.status != HTTPStatus.OK:
-                    raise NoAnswerError(f"it answers with {answer.status}")
+                    raise NoAnswerError(f"it answers with status {answer.status}")
                 found: Mapping[str, Any] = await answer.json()
                 return found
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -64,17 +65,19 @@ class RunClient:
             ) from error
 
     async def act(self, contact: ControlFile, action: str) -> None:
-        """Ask for an action; that it was refused is the run's affair."""
+        """Request an action and ignore a refusal."""
         try:
-            async with self._session.post(f"{_url(contact)}/{action}", headers=_token(contact)):
+            async with self._session.post(
+                f"{_url(contact)}/{action}", headers=contact.authorization
+            ):
                 pass
         except (aiohttp.ClientError, TimeoutError):
             return
 
     async def metrics(self, contact: ControlFile, accept: str) -> str:
-        """Its metrics, in the format that ``accept`` asks for; "" when it does not answer."""
+        """The run's metrics in the format of ``accept``; "" if it does not answer."""
         headers, timeout = (
-            _token(contact) | {"Accept": accept},
+            contact.authorization | {"Accept": accept},
             aiohttp.ClientTimeout(total=METRICS_S),
         )
         try:
@@ -86,10 +89,10 @@ class RunClient:
             return ""
 
     async def forward(self, contact: ControlFile, request: web.Request, rest: str) -> web.Response:
-        """The run's answer to ``request``, whatever it is.
+        """Forward ``request`` to the run and return its answer.
 
         Raises:
-            ProblemError: 503, it does not answer.
+            ProblemError: 503, the run does not answer.
         """
         body = await request.read()
         try:
@@ -98,42 +101,41 @@ class RunClient:
                 _url(contact, rest),
                 params=request.query,
                 data=body or None,
-                headers=_passed_on(contact, request),
+                headers=_forwarded(contact, request),
             ) as answer:
                 return web.Response(
                     status=answer.status,
                     body=await answer.read(),
-                    headers=_chosen(answer.headers, ANSWERED),
+                    headers=_chosen(answer.headers, RETURNED),
                 )
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise silent(contact, error) from error
+            raise unreachable(contact, error) from error
 
     @asynccontextmanager
     async def events(
         self, contact: ControlFile, number: int, *, follow: bool
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """What the run tells after the event of that ``number``, as it comes. A run that was killed
-        is an end and no error.
+        """Stream the events of a run after ``number``. The stream just ends if the run is killed.
 
         Raises:
-            NoAnswerError: it does not answer, or not with events.
+            NoAnswerError: the run did not answer, or not with events.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S)
         headers, params = (
-            _token(contact) | {"Last-Event-ID": str(number)},
+            contact.authorization | {"Last-Event-ID": str(number)},
             {"follow": "true" if follow else "false"},
         )
-        asked = self._session.get(
+        opening = self._session.get(
             _url(contact, "/events"), params=params, headers=headers, timeout=timeout
         )
         try:
             async with asyncio.timeout(ANSWER_S):
-                answer = await asked
+                answer = await opening
         except (aiohttp.ClientError, TimeoutError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         async with answer:
             if answer.status != HTTPStatus.OK:
-                raise NoAnswerError(f"it answers with {answer.status}")
+                raise NoAnswerError(f"it answers with status {answer.status}")
             yield _chunks(answer)
 
 
@@ -144,23 +146,19 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _url(contact: ControlFile, rest: str = "") -> str:
-    return f"{contact.address}/api/v1/runs/{contact.run}{rest}"
+    return contact.address + contact.path(rest)
 
 
-def _token(contact: ControlFile) -> dict[str, str]:
-    return {"Authorization": f"Bearer {contact.token}"}
-
-
-def _passed_on(contact: ControlFile, request: web.Request) -> dict[str, str]:
-    return _chosen(request.headers, ASKED) | _token(contact)
+def _forwarded(contact: ControlFile, request: web.Request) -> dict[str, str]:
+    return _chosen(request.headers, FORWARDED) | contact.authorization
 
 
 def _chosen(headers: CIMultiDictProxy[str], names: tuple[str, ...]) -> dict[str, str]:
-    """Those of ``names``; several lines of one are one list (RFC 9110, 5.3)."""
+    """The headers of ``names``; several lines of one become one list (RFC 9110, 5.3)."""
     return {name: ", ".join(headers.getall(name)) for name in names if name in headers}
 
 
-def silent(contact: ControlFile, error: BaseException) -> ProblemError:
+def unreachable(contact: ControlFile, error: BaseException) -> ProblemError:
     """503: the run does not answer."""
     detail = f"Run {contact.run!r} does not answer: {str(error) or type(error).__name__}."
     return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": "1"})

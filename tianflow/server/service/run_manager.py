@@ -1,5 +1,5 @@
-"""Submitted runs -> queue -> at most so many processes at once. What was going when the service was
-killed goes on when it is back.
+"""`RunManager`: starts submitted runs, up to a limit, and restarts killed ones. Resumes runs that
+were active when the service stopped.
 """
 
 from __future__ import annotations
@@ -23,53 +23,51 @@ from tianflow.server.service.store import RunRecord, RunStore, StoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-LOOK_S = 1.0
-"""Seconds between two looks at a run."""
-LOOKS_A_TRIM = 600
-"""Looks between two at how long its log has become."""
-LEAVE_S = 60.0
-"""Seconds in which a run that is let go of must end; it has its own grace time for its hosts, and a
-checkpoint to write.
-"""
-DEATHS, WINDOW_S = 3, 600.0
-"""More deaths from outside than this within the window end a run."""
+POLL_S = 1.0
+"""Seconds between two polls of a run."""
+POLLS_PER_TRIM = 600
+"""Polls between two checks of the length of its log."""
+GRACE_S = 60.0
+"""Seconds for a released run to end: the grace time of its hosts, and a checkpoint."""
+MAX_DEATHS, WINDOW_S = 3, 600.0
+"""A run fails if it is killed more often than this within the window."""
 BACKOFF_S = 1.0
-AGAIN_S = 5.0
-"""Seconds after which a disk that refused is asked again."""
+RETRY_S = 5.0
+"""Seconds before the store is tried again after an error."""
 
 log = logger("serve")
 
 
 class ManagedRun:
-    """A run from the moment when it has a place until it has ended.
+    """An active run, from its start until it has ended.
 
     Attributes:
-        record: what the store knew when it began.
-        document: what it said of itself at the last look; None before the first.
-        silence: why there was no answer at the last look, or ``""``.
+        record: from the store, at the start.
+        document: of the last successful poll; None before the first.
+        problem: why the last poll failed, or ``""``.
     """
 
     def __init__(self, record: RunRecord) -> None:
         self.record = record
-        self.child: RunProcess | None = None
+        self.process: RunProcess | None = None
         self.contact: ControlFile | None = None
         self.document: Mapping[str, Any] | None = None
-        self.silence = "it is starting"
+        self.problem = "it is starting"
         self.stop_source = ""
         self.deaths: deque[float] = deque()
 
 
 class RunManager:
-    """Holds the runs.
+    """Manages the runs of a service.
 
-    Consumes: submissions, exits of processes. Produces: processes. Waits: for a place, for a
+    Consumes: submissions, exits of processes. Produces: processes. Waits: for capacity, for a
     process. Unblocked by: a submission, an end, an action.
 
     Args:
-        store: what is remembered; used from one thread.
-        files: where runs lie.
-        limit: how many may go on at once.
-        asker: asks a run.
+        store: records of runs; used from one thread.
+        files: of the runs.
+        limit: maximum number of active runs.
+        client: of runs.
         overrides: settings by path that every run gets.
         start: starts a run's process.
     """
@@ -80,137 +78,133 @@ class RunManager:
         store: RunStore,
         files: RunFiles,
         limit: int,
-        asker: RunClient,
+        client: RunClient,
         overrides: Mapping[str, object],
         start: Callable[
             [str, Mapping[str, Any], RunFiles, Mapping[str, object]], Awaitable[RunProcess]
         ] = RunProcess.start,
     ) -> None:
-        self._store, self.files, self._limit, self._asker, self._overrides = (
+        self._store, self.files, self._limit, self._client, self._overrides = (
             store,
             files,
             limit,
-            asker,
+            client,
             overrides,
         )
         self._start = start
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._changed = asyncio.Event()
-        self._lives: dict[str, ManagedRun] = {}
+        self._active: dict[str, ManagedRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.leaving = asyncio.Event()
+        self.stopping = asyncio.Event()
         self.restarts = 0
 
-    async def remember(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Ask the store, off the loop."""
+    async def query(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the store in its own thread."""
         return await asyncio.get_running_loop().run_in_executor(
             self._disk, lambda: method(*args, **kwargs)
         )
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Give places to those that wait, until cancelled; then let go of every run, and wait for
-        them.
-        """
+        """Start pending runs until cancelled; then release all runs and wait for them."""
         started()
         try:
             while True:
                 self._changed.clear()
-                await self._fill()
+                await self._start_pending()
                 await self._changed.wait()
         finally:
-            self.leaving.set()
-            await self._let_go()
+            self.stopping.set()
+            await self._release_all()
 
     def close(self) -> None:
-        """Nothing can be remembered afterwards. Waits for the disk."""
+        """Close the store. Waits for the disk."""
         self._disk.shutdown()
         self._store.close()
 
-    async def _fill(self) -> None:
-        """Give a place to whoever waits for one; a disk that refuses is asked again later."""
-        if len(self._lives) >= self._limit:
+    async def _start_pending(self) -> None:
+        """Start pending runs up to the limit; retry later if the store fails."""
+        if len(self._active) >= self._limit:
             return
         try:
-            # as many as there are places beside those that have one: thousands may wait
-            wanted = await self.remember(self._store.wanted, self._limit + len(self._lives))
+            # enough to fill all free places; thousands may be pending
+            startable = await self.query(self._store.startable, self._limit + len(self._active))
         except StoreError as error:
-            log.warning("no run can be started for now", error=str(error))
-            asyncio.get_running_loop().call_later(AGAIN_S, self.wake)
+            log.warning("runs cannot be started for now", error=str(error))
+            asyncio.get_running_loop().call_later(RETRY_S, self.wake)
             return
-        for record in wanted:
-            if record.id not in self._lives and len(self._lives) < self._limit:
+        for record in startable:
+            if record.id not in self._active and len(self._active) < self._limit:
                 self._begin(record)
 
     @property
-    def lives(self) -> Mapping[str, ManagedRun]:
-        """Runs that have a place, by id."""
-        return self._lives
+    def active(self) -> Mapping[str, ManagedRun]:
+        """Active runs by id."""
+        return self._active
 
     def wake(self) -> None:
-        """There may be something to start."""
+        """Check for runs to start."""
         self._changed.set()
 
-    def hurry(self) -> None:
-        """End every process now."""
-        for life in self._lives.values():
-            if life.child is not None:
-                life.child.kill()
+    def kill_all(self) -> None:
+        """Kill every process."""
+        for managed in self._active.values():
+            if managed.process is not None:
+                managed.process.kill()
 
     async def stop(self, record: RunRecord, source: str) -> str:
-        """End a run that does not answer for itself: one that waits, or starts, or hangs; the state
-        it leads to.
+        """End a run that does not answer for itself (pending, starting or hanging), and return the
+        resulting state.
         """
-        life = self._lives.get(record.id)
-        if life is not None:
-            life.stop_source = source
-            if life.child is not None:
-                _end(life.child)
+        managed = self._active.get(record.id)
+        if managed is not None:
+            managed.stop_source = source
+            if managed.process is not None:
+                _end(managed.process)
             return "stopped"
         if record.state in {"pending", "running"}:
-            await self.remember(
+            await self.query(
                 self._store.end, record.id, state="stopped", reason=source, now=time.time()
             )
             return "stopped"
         return record.state
 
     async def resume(self, record: RunRecord) -> str:
-        """Queue a run that has ended again; the state it leads to.
+        """Queue an ended run again, and return the resulting state.
 
         Raises:
-            StateConflictError: it is done.
+            StateConflictError: the run is done.
         """
         if record.state == "done":
             raise StateConflictError(f"run {record.id!r} is done; submit a new one")
         if record.state in {"failed", "stopped"}:
-            await self.remember(self._store.queue, record.id)
+            await self.query(self._store.queue, record.id)
             self.wake()
             return "pending"
         return record.state
 
     def _begin(self, record: RunRecord) -> None:
-        life = self._lives[record.id] = ManagedRun(record)
-        task = asyncio.create_task(self._lead(life), name=f"run {record.id}")
+        managed = self._active[record.id] = ManagedRun(record)
+        task = asyncio.create_task(self._manage(managed), name=f"run {record.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _lead(self, life: ManagedRun) -> None:
-        """One run from its place to its end. Whatever goes wrong here is that run's failure, and of
-        no other.
-        """
-        name = life.record.id
+    async def _manage(self, managed: ManagedRun) -> None:
+        """Manage one run from its start to its end. An error here fails this run only."""
+        name = managed.record.id
         try:
-            # a person may have stopped it while it was being given its place
-            begun = await self._kept(life, self._store.begin, name, now=time.time())
-            outcome = await self._live_again_and_again(life) if begun else None
-        except StoreError:  # it never began: it waits for the next service
+            # the run may have been stopped meanwhile
+            begun = await self._persist(managed, self._store.begin, name, now=time.time())
+            outcome = await self._run_until_ended(managed) if begun else None
+        except StoreError:  # it never started, and waits for the next service
             outcome = None
         except Exception as error:  # the boundary between one run and the service
-            log.exception("a run cannot be held", run=name)
+            log.exception("a run cannot be managed", run=name)
             outcome = RunOutcome("failed", f"{type(error).__name__}: {error}")
         try:
             if outcome is not None:
-                await self._kept(
-                    life,
+                await self._persist(
+                    managed,
                     self._store.end,
                     name,
                     state=outcome.state,
@@ -220,145 +214,146 @@ class RunManager:
                 log.info("a run has ended", run=name, state=outcome.state, reason=outcome.reason)
         except StoreError as error:
             log.warning(
-                "how a run ended cannot be kept, so the next service goes on with it",
+                "the end of a run cannot be stored, so the next service resumes it",
                 run=name,
                 error=str(error),
             )
         finally:
-            del self._lives[name]
+            del self._active[name]
             self.wake()
 
-    async def _kept(
-        self, life: ManagedRun, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    async def _persist(
+        self, managed: ManagedRun, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Ask the store until the disk does as it is told: a run is not failed by a disk that is
-        full or busy, nor tried again after its end. Raises StoreError once the service ends.
+        """Retry a store operation until it succeeds: a full or busy disk must neither fail a run
+        nor restart an ended one. Raises StoreError once the service stops.
         """
         while True:
             try:
-                found = await self.remember(method, *args, **kwargs)
+                found = await self.query(method, *args, **kwargs)
             except StoreError as error:
-                if self.leaving.is_set():
+                if self.stopping.is_set():
                     raise
-                life.silence = str(error)
+                managed.problem = str(error)
                 log.warning(
-                    "the state of a run cannot be kept for now",
-                    run=life.record.id,
+                    "the state of a run cannot be stored for now",
+                    run=managed.record.id,
                     error=str(error),
                 )
             else:
-                life.silence = ""
+                managed.problem = ""
                 return found
             with suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_S):
-                    await self.leaving.wait()
+                async with asyncio.timeout(RETRY_S):
+                    await self.stopping.wait()
 
-    async def _live_again_and_again(self, life: ManagedRun) -> RunOutcome | None:
-        """Until it has ended by itself; None: the service ends, and the run is to go on with the
-        next one.
+    async def _run_until_ended(self, managed: ManagedRun) -> RunOutcome | None:
+        """Run processes until the run ends by itself; None if the service stops and the next one is
+        to resume it.
         """
-        await self._earlier_gone(life.record.id)
-        while (outcome := self._over(life)) is None and not self.leaving.is_set():
-            outcome = await self._live(life) or self._over(life)
+        await self._wait_for_predecessor(managed.record.id)
+        while (outcome := self._final_outcome(managed)) is None and not self.stopping.is_set():
+            outcome = await self._run_once(managed) or self._final_outcome(managed)
             if outcome is not None:
                 return outcome
-            if not self.leaving.is_set():
-                self._mourn(life)
+            if not self.stopping.is_set():
+                self._record_death(managed)
                 await asyncio.sleep(BACKOFF_S)
         return outcome
 
-    async def _live(self, life: ManagedRun) -> RunOutcome | None:
-        """One process of the run, from its start to its end."""
-        child = life.child = await self._start(
-            life.record.id, json.loads(life.record.config), self.files, self._overrides
+    async def _run_once(self, managed: ManagedRun) -> RunOutcome | None:
+        """One process of the run, from start to end."""
+        process = managed.process = await self._start(
+            managed.record.id, json.loads(managed.record.config), self.files, self._overrides
         )
-        if self.leaving.is_set() or life.stop_source:
-            _end(child)
-        looking = asyncio.create_task(self._look(life, child))
+        if self.stopping.is_set() or managed.stop_source:
+            _end(process)
+        looking = asyncio.create_task(self._watch(managed, process))
         try:
-            return await child.ended()
+            return await process.ended()
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
-            life.child = life.contact = None
+            managed.process = managed.contact = None
 
-    def _over(self, life: ManagedRun) -> RunOutcome | None:
-        """Why there shall be no further process: a person stopped it, or it died too often."""
-        if life.stop_source:
-            return RunOutcome("stopped", life.stop_source)
-        if len(life.deaths) > DEATHS:
+    def _final_outcome(self, managed: ManagedRun) -> RunOutcome | None:
+        """The outcome if there must be no further process: the run was stopped, or killed too
+        often.
+        """
+        if managed.stop_source:
+            return RunOutcome("stopped", managed.stop_source)
+        if len(managed.deaths) > MAX_DEATHS:
             return RunOutcome(
                 "failed",
-                f"its process was ended from outside {len(life.deaths)} times "
-                f"within {WINDOW_S:g} s",
+                f"its process was killed {len(managed.deaths)} times within {WINDOW_S:g} s",
             )
         return None
 
-    def _mourn(self, life: ManagedRun) -> None:
+    def _record_death(self, managed: ManagedRun) -> None:
         now = time.monotonic()
-        life.deaths.append(now)
-        while life.deaths[0] < now - WINDOW_S:
-            life.deaths.popleft()
+        managed.deaths.append(now)
+        while managed.deaths[0] < now - WINDOW_S:
+            managed.deaths.popleft()
         self.restarts += 1
-        life.silence = "its process died, and it goes on from its newest checkpoint"
+        managed.problem = "its process was killed, and resumes from the newest checkpoint"
         log.warning(
-            "a run's process is gone; it goes on from its newest checkpoint",
-            run=life.record.id,
-            deaths=len(life.deaths),
+            "a run's process was killed; it resumes from the newest checkpoint",
+            run=managed.record.id,
+            deaths=len(managed.deaths),
         )
 
-    async def _earlier_gone(self, name: str) -> None:
-        """A service that was killed let go of this run, which may still be writing its last
+    async def _wait_for_predecessor(self, name: str) -> None:
+        """Wait for a process of an earlier service, which was killed: it may still be writing a
         checkpoint.
         """
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + GRACE_S
         while (
             found := await asyncio.to_thread(ControlFile.read, self.files.run(name))
         ) is not None and found.alive:
             if time.monotonic() > deadline:
-                log.warning("killing what an earlier service left", run=name, pid=found.pid)
+                log.warning("killing a process of an earlier service", run=name, pid=found.pid)
                 found.kill()
             await asyncio.sleep(0.1)
 
-    async def _look(self, life: ManagedRun, child: RunProcess) -> None:
-        """Find out where the run answers, then how it is, again and again."""
-        while life.contact is None:
-            life.contact = await asyncio.to_thread(lambda: child.control)
-            await asyncio.sleep(0.0 if life.contact else 0.1)
-        went_on = life.record.state == "running" or bool(life.deaths)
-        if went_on and await asyncio.to_thread(self.files.paused, life.record.id):
-            await self._asker.act(life.contact, "pause")
-        for looks in itertools.count():
+    async def _watch(self, managed: ManagedRun, process: RunProcess) -> None:
+        """Poll the run: first for its address, then for its document."""
+        while managed.contact is None:
+            managed.contact = await asyncio.to_thread(lambda: process.control)
+            await asyncio.sleep(0.0 if managed.contact else 0.1)
+        resumed = managed.record.state == "running" or bool(managed.deaths)
+        if resumed and await asyncio.to_thread(self.files.paused, managed.record.id):
+            await self._client.act(managed.contact, "pause")
+        for polls in itertools.count():
             try:
-                life.document, life.silence = await self._asker.status(life.contact), ""
+                managed.document, managed.problem = await self._client.status(managed.contact), ""
             except NoAnswerError as error:
-                life.silence = str(error)
-            # the boundary between one look and the next, which may find what this one did not
+                managed.problem = str(error)
+            # the boundary between polls; the next one may succeed
             except Exception as error:
-                life.silence = f"{type(error).__name__}: {error}"
-                log.exception("a run cannot be looked at", run=life.record.id)
-            if looks % LOOKS_A_TRIM == 0:
-                await asyncio.to_thread(self.files.trim, life.record.id)
-            await asyncio.sleep(LOOK_S)
+                managed.problem = f"{type(error).__name__}: {error}"
+                log.exception("a run cannot be polled", run=managed.record.id)
+            if polls % POLLS_PER_TRIM == 0:
+                await asyncio.to_thread(self.files.trim, managed.record.id)
+            await asyncio.sleep(POLL_S)
 
-    async def _let_go(self) -> None:
-        """Ask every run to end, and kill those that do not."""
-        for life in self._lives.values():
-            if life.child is not None:
-                life.child.release()
+    async def _release_all(self) -> None:
+        """Ask every run to end, and kill those that do not end in time."""
+        for managed in self._active.values():
+            if managed.process is not None:
+                managed.process.release()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=LEAVE_S)
+            _, late = await asyncio.wait(self._tasks, timeout=GRACE_S)
             if late:
                 log.warning(
                     "killing runs that did not end in time",
-                    runs=sorted(self._lives),
-                    grace_s=LEAVE_S,
+                    runs=sorted(self._active),
+                    grace_s=GRACE_S,
                 )
-                self.hurry()
+                self.kill_all()
                 await asyncio.wait(late)
 
 
-def _end(child: RunProcess) -> None:
-    """Ask it to end; one that hangs does not hear it."""
-    child.release()
-    asyncio.get_running_loop().call_later(LEAVE_S, child.kill)
+def _end(process: RunProcess) -> None:
+    """Ask a process to end; kill it if it hangs."""
+    process.release()
+    asyncio.get_running_loop().call_later(GRACE_S, process.kill)

@@ -1,6 +1,4 @@
-"""A run's process, as the service sees it: starts it, finds out where it answers, asks it, and
-learns how it ended.
-"""
+"""`RunProcess`: the process of a run, and `RunFiles`, its files in the directory of the service."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ from tianflow.rundir.control_file import ControlFile
 from tianflow.rundir.summary import EOF, SUMMARY, read_summary
 
 TAIL = 4096
-"""Bytes of a log that say why a process ended."""
+"""Bytes at the end of a log that explain why a process ended."""
 LONGEST_LOG = 4 * 2**20
-"""Bytes of a log of which half is let go: a process writes a line every few seconds, for months."""
+"""Maximum bytes of a log; then the older half is deleted. A process may write for months."""
 INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 OWN: Mapping[str, object] = {
     "http.enabled": True,
@@ -32,47 +30,45 @@ OWN: Mapping[str, object] = {
     "http.port": 0,
     "http.allowed_hosts": [],
 }
-"""Settings that belong to the service: what answers to others is the service itself."""
+"""Settings that the service sets, because only the service is reachable from outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Where things lie in the directory of the runs, which is ``runs``."""
+    """Paths of files in ``runs``, the directory of the runs."""
 
     runs: Path
 
     @property
     def own(self) -> Path:
-        """What belongs to the service; no run can have this name."""
+        """Directory of the service itself; a run cannot have this name."""
         return self.runs / ".service"
 
     @property
     def tokens(self) -> Path:
-        """The tokens, unless they lie elsewhere."""
+        """Default path of the tokens."""
         return self.own / "tokens.toml"
 
     def run(self, name: str) -> Path:
-        """The run's directory."""
+        """Directory of a run."""
         return self.runs / name
 
     def config(self, name: str) -> Path:
-        """What the run is started with. Its name ends as no other file's there: a run may be called
+        """Config that the run is started with. The suffix is unique, because a run may be called
         "tokens".
         """
         return self.own / f"{name}.config.toml"
 
     def log(self, name: str) -> Path:
-        """What its process printed."""
+        """Output of its process."""
         return self.own / f"{name}.log"
 
     def summary(self, name: str) -> dict[str, Any] | None:
-        """What the run's newest life left; None when it left nothing that can be read."""
+        """Summary of its latest process; None if there is no valid one."""
         return read_summary(self.run(name))
 
     def audit(self, name: str) -> Iterator[dict[str, Any]]:
-        """Every change and action of the run, oldest first; a line that a crash tore or a disk
-        spoiled is left out.
-        """
+        """Every change and action of the run, oldest first, without damaged lines."""
         with suppress(OSError), (self.run(name) / NAME).open("rb") as file:
             for line in file:
                 with suppress(ValueError, RecursionError):
@@ -81,17 +77,17 @@ class RunFiles:
                         yield entry
 
     def paused(self, name: str) -> bool:
-        """Whether a person wanted the run to rest when it was last told either."""
-        told = [
+        """True if the last pause or resume was a pause."""
+        actions = [
             entry["action"]
             for entry in self.audit(name)
             if entry.get("action") in ("pause", "resume")
         ]
-        return told[-1:] == ["pause"]
+        return actions[-1:] == ["pause"]
 
     def trim(self, name: str) -> None:
-        """Keep the newest lines of its log, once that is too long. Whoever appends to it goes on;
-        what comes meanwhile may be lost.
+        """Delete the older half of a log that is too long. The process continues to append; lines
+        written meanwhile may be lost.
         """
         with suppress(OSError), self.log(name).open("r+b") as file:
             if (size := file.seek(0, os.SEEK_END)) <= LONGEST_LOG:
@@ -121,13 +117,13 @@ class RunOutcome:
 
 
 class RunProcess:
-    """``tianflow train`` of one run. It ends, with a last checkpoint, when its standard input does:
-    so it never outlives the service.
+    """``tianflow train`` of one run. It ends, with a last checkpoint, when its standard input ends,
+    so it does not outlive the service.
 
     Args:
-        process: what `start` started.
+        process: from `start`.
         name: of the run.
-        files: where its files lie.
+        files: of the runs.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, name: str, files: RunFiles) -> None:
@@ -137,7 +133,7 @@ class RunProcess:
     async def start(
         cls, name: str, config: Mapping[str, Any], files: RunFiles, overrides: Mapping[str, object]
     ) -> RunProcess:
-        """Start the run, or go on with it from its newest checkpoint and with its live settings."""
+        """Start the run, or resume it from its newest checkpoint with its live settings."""
         arguments = await asyncio.to_thread(_arguments, name, config, files)
         settings = [
             f"{path}={config_loading.toml_value(value)}"
@@ -152,7 +148,7 @@ class RunProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the service, which lets go of its runs
+                start_new_session=True,  # Ctrl-C reaches the service only, which ends its runs
             )
         finally:
             await asyncio.to_thread(log.close)
@@ -160,24 +156,22 @@ class RunProcess:
 
     @property
     def control(self) -> ControlFile | None:
-        """Where it answers; None as long as it does not. Reads a file."""
+        """Its control file; None until it answers. Reads a file."""
         found = ControlFile.read(self._files.run(self._name))
         return found if found is not None and found.pid == self._process.pid else None
 
     def release(self) -> None:
-        """Ask it to end, cleanly."""
+        """Ask it to end with a last checkpoint."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """End it now; its warden takes its hosts along."""
+        """Kill it; its hosts end with it."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
     async def ended(self) -> RunOutcome | None:
-        """Wait for it. None: it was ended from outside, or because the service let go of it, and
-        can go on.
-        """
+        """Wait for its end. None: it was killed or released, and can be resumed."""
         code = await self._process.wait()
         return await asyncio.to_thread(self._outcome, code)
 
@@ -195,22 +189,20 @@ class RunProcess:
         if code in INTERRUPTED:
             return RunOutcome("stopped", signal.Signals(code - 128).name)
         return RunOutcome(
-            "failed", self._files.tail(self._name) or f"its process ended with {code}"
+            "failed", self._files.tail(self._name) or f"its process ended with code {code}"
         )
 
 
 def _arguments(name: str, config: Mapping[str, Any], files: RunFiles) -> list[str]:
-    """What to tell ``train``; the directory is then as it needs it."""
+    """Arguments of ``train``; prepares the directory for them."""
     directory, start = files.run(name), files.config(name)
-    (directory / SUMMARY).unlink(
-        missing_ok=True
-    )  # of an earlier life: what is there at the end is of this one
+    (directory / SUMMARY).unlink(missing_ok=True)  # it belongs to an earlier process
     if any((directory / "checkpoints").glob("v*")):
         return ["--resume", str(directory)]
     if (last := directory / config_loading.CONFIG_FILE).is_file():
-        last.replace(start)  # the settings in force, changes included
+        last.replace(start)  # the last settings, with live changes
     elif not start.is_file():
         config_loading.write_toml(start, config_loading.load_config(config))
     if directory.exists():
-        shutil.rmtree(directory)  # nothing to go on from: it never came to its first checkpoint
+        shutil.rmtree(directory)  # it ended before its first checkpoint
     return [str(start)]

@@ -1,4 +1,4 @@
-"""The one assembler of a service: lock, port, store, runs, and an orderly end."""
+"""Assembles a service: lock, port, store, runs, and an orderly end."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from pathlib import Path
 
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError, Problem
-from tianflow.hosts import event_loop as loops
+from tianflow.hosts import event_loop
 from tianflow.logs import logger
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
 from tianflow.server.run.server import (
     Server,
     address,
-    answering,
     bind,
-    connections_of,
-    going,
-    runner_of,
+    connection_limit,
+    make_runner,
+    running,
+    serving_requests,
 )
 from tianflow.server.service.routes import make_app
 from tianflow.server.service.run_client import RunClient
 from tianflow.server.service.run_manager import RunManager
 from tianflow.server.service.run_process import RunFiles
 from tianflow.server.service.store import NAME, RunStore
-from tianflow.server.service.tokens import read_or_make
+from tianflow.server.service.tokens import read_or_create
 
 RUN_REQUESTS_PER_S = 10_000.0
-"""What a run's own server takes from one address: all that come through the service have the same
-one, and were counted there.
+"""Limit of a run's own server per address. All forwarded requests have the address of the service,
+which has limited them already.
 """
 
 log = logger("serve")
@@ -44,15 +44,15 @@ log = logger("serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """How a service is set up.
+    """Settings of a service.
 
     Attributes:
         runs_dir: directory of its runs.
-        http: where it answers, and within which limits.
-        limit: how many runs may go on at once.
-        allowed: modules whose objects a config that is submitted may name.
-        token_file: where its tokens lie; None: in the directory of its runs.
-        tokens: False: nobody is asked for one.
+        http: address and limits.
+        limit: maximum number of active runs.
+        allowed: modules whose objects a submitted config may name.
+        token_file: file of the tokens; None: in the directory of the runs.
+        tokens: False: access without a token.
     """
 
     runs_dir: Path
@@ -64,92 +64,95 @@ class ServiceSettings:
 
 
 def run(settings: ServiceSettings, announce: Callable[[Server, Tokens], None]) -> int:
-    """Serve until SIGINT or SIGTERM; the exit code. ``announce`` is told once where it answers.
+    """Serve until SIGINT or SIGTERM, and return the exit code. ``announce`` is called once, with
+    the address.
 
     Raises:
-        ConfigError: the port is taken, another service holds the directory, or the tokens cannot be
+        ConfigError: the port is in use, another service uses the directory, or the tokens cannot be
             used.
-        StoreError: what is remembered cannot be read.
+        StoreError: the store cannot be read.
     """
-    return loops.run(_serve(settings, announce))
+    return event_loop.run(_serve(settings, announce))
 
 
 async def _serve(settings: ServiceSettings, announce: Callable[[Server, Tokens], None]) -> int:
     signals = _Signals()
     with signals:
         async with serving(settings) as service:
-            signals.again = service.house.hurry
+            signals.again = service.manager.kill_all
             announce(service.server, service.tokens)
             number = await signals.first
             log.warning(
-                "ending: every run is let go of, with a last checkpoint, and goes on when the "
-                "service is back"
+                "stopping: every run ends with a last checkpoint, and resumes at the next start"
             )
     return 128 + number
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service that answers."""
+    """A running service."""
 
     server: Server
     tokens: Tokens
-    house: RunManager
+    manager: RunManager
 
 
 @asynccontextmanager
 async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
-    """A service that answers while the context is open. Raises as `run`."""
+    """A service that runs while the context is open. Raises as `run`."""
     files = RunFiles(await asyncio.to_thread(settings.runs_dir.absolute))
-    async with _held(files):
-        bound = await bind(settings.http)
+    async with _locked(files):
+        listener = await bind(settings.http)
         try:
             tokens = NO_TOKENS
             if settings.tokens:
-                tokens = await asyncio.to_thread(read_or_make, settings.token_file or files.tokens)
-            loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+                tokens = await asyncio.to_thread(
+                    read_or_create, settings.token_file or files.tokens
+                )
+            loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
             guard = Guard(
                 tokens=tokens, loopback=loopback, allowed_hosts=settings.http.allowed_hosts
             )
             store = await asyncio.to_thread(RunStore, files.own / NAME)
-            async with RunClient() as asker:
+            async with RunClient() as client:
                 overrides = {
                     "http.max_streams": settings.http.max_streams,
                     "http.max_requests_per_s": RUN_REQUESTS_PER_S,
                 }
-                house = RunManager(
-                    store=store, files=files, limit=settings.limit, asker=asker, overrides=overrides
+                manager = RunManager(
+                    store=store,
+                    files=files,
+                    limit=settings.limit,
+                    client=client,
+                    overrides=overrides,
                 )
                 app = make_app(
-                    house=house,
+                    manager=manager,
                     store=store,
-                    asker=asker,
+                    client=client,
                     guard=guard,
                     http=settings.http,
                     allowed=settings.allowed,
                 )
-                runner = runner_of(app)
-                server = Server(address(bound), bound.getsockname()[1])
-                # the runs end first: their streams are then passed on to their ends while the
-                # server is still there
+                runner = make_runner(app)
+                server = Server(address(listener), listener.getsockname()[1])
+                # the runs end first, so that their streams can be forwarded to their ends
                 try:
                     async with (
-                        answering(runner, bound, limit=connections_of(settings.http)),
-                        _announced(server, tokens, files),
-                        going(house.run),
+                        serving_requests(runner, listener, limit=connection_limit(settings.http)),
+                        _control_file(server, tokens, files),
+                        running(manager.run),
                     ):
-                        yield Service(server, tokens, house)
+                        yield Service(server, tokens, manager)
                 finally:
-                    await asyncio.to_thread(house.close)
+                    await asyncio.to_thread(manager.close)
         finally:
-            bound.close()
+            listener.close()
 
 
 @asynccontextmanager
-async def _held(files: RunFiles) -> AsyncIterator[None]:
-    """The directory belongs to this service while the context is open, and no longer than its
-    process lives.
-    """
+async def _locked(files: RunFiles) -> AsyncIterator[None]:
+    """Lock the directory while the context is open, at most until this process ends."""
     lock = await asyncio.to_thread(_lock, files)
     try:
         yield
@@ -171,7 +174,7 @@ def _lock(files: RunFiles) -> int:
         os.close(lock)
         other = ControlFile.read(files.runs, SERVICE)
         where = f" at {other.address}" if other is not None else ""
-        message = f"another service{where} holds the runs there"
+        message = f"is in use by another service{where}"
         raise ConfigError(
             [Problem("--runs-dir", str(files.runs), message, "another directory")]
         ) from error
@@ -179,8 +182,8 @@ def _lock(files: RunFiles) -> int:
 
 
 @asynccontextmanager
-async def _announced(server: Server, tokens: Tokens, files: RunFiles) -> AsyncIterator[None]:
-    """Other programs find the service by its file."""
+async def _control_file(server: Server, tokens: Tokens, files: RunFiles) -> AsyncIterator[None]:
+    """Write the control file, by which other programs find the service."""
     pid = os.getpid()
     file = ControlFile(
         run="",
@@ -198,7 +201,7 @@ async def _announced(server: Server, tokens: Tokens, files: RunFiles) -> AsyncIt
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM is what ``first`` becomes; a further one calls ``again``."""
+    """``first`` becomes the first SIGINT or SIGTERM; a further one calls ``again``."""
 
     def __init__(self) -> None:
         self.first: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -1,6 +1,4 @@
-"""What a service remembers of its runs: one SQLite file in the directory of the runs, written ahead
-(WAL), whole at every moment.
-"""
+"""`RunStore`: records of all runs in one SQLite file with a write-ahead log."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE INDEX IF NOT EXISTS by_state ON runs (state);
 """
 REFUSALS = (sqlite3.Error, UnicodeDecodeError, OverflowError)
-"""What comes out of SQLite: of a file whose bits have changed, texts that are none."""
+"""Errors of SQLite; a damaged file also gives invalid texts."""
 COLUMNS = "number, id, state, config, source, submitted, started, ended, reason"
 
 
@@ -43,23 +41,23 @@ class StoreError(TianflowError):
 
 
 class TakenError(TianflowError):
-    """There is a run of that name already."""
+    """A run of this name exists."""
 
 
 class ReusedKeyError(TianflowError):
-    """The idempotency key was used before, for something else."""
+    """The idempotency key was used for another request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as the service remembers it.
+    """A run in the store.
 
     Attributes:
         number: rises with each submission.
-        state: pending, running, done, failed or stopped. Running: the service wants it to go on,
-            whether or not it does at the moment.
+        state: pending, running, done, failed or stopped. Running: the run is to continue, whether
+            or not its process exists at the moment.
         config: every setting, as JSON.
-        source: who submitted it.
+        source: of the submission.
         submitted, started, ended: seconds since 1970.
         reason: why it ended, or ``""``.
     """
@@ -76,19 +74,20 @@ class RunRecord:
 
 
 class RunStore:
-    """The records of all runs. Every method waits for the disk: call it from one thread that may.
+    """Records of all runs. Every method waits for the disk; call them from one thread that may
+    block.
 
     Args:
-        path: the database; it is made when it is not there.
+        path: of the database; created if it is missing.
 
     Raises:
-        StoreError: it cannot be opened, or another version of tianflow wrote it.
+        StoreError: the database cannot be opened, or another version of tianflow wrote it.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            # what is no text any more concerns its own run, and keeps no other from being read
+            # a damaged text affects its own run only; the others stay readable
             self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
             self._connection.execute("PRAGMA journal_mode = WAL")
             (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -96,12 +95,12 @@ class RunStore:
                 raise StoreError(f"{str(path)!r} is damaged: {found}")
             self._connection.execute(
                 "PRAGMA synchronous = FULL"
-            )  # a run that was accepted is there after a power cut
+            )  # an accepted run survives a power cut
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, FORMAT):
                 raise StoreError(
-                    f"{str(path)!r} has format {version}, and this version of tianflow reads "
-                    f"format {FORMAT} only"
+                    f"{str(path)!r} has format {version}; accepted: {FORMAT}; use the version of "
+                    "tianflow that wrote it"
                 )
             self._connection.executescript(SCHEMA)
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -118,22 +117,22 @@ class RunStore:
         key: str | None = None,
         body: str | None = None,
     ) -> tuple[RunRecord, bool]:
-        """A new pending run, and True; or, where ``key`` was used before for the same ``body``, the
-        run of that time, and False.
+        """Add a pending run, and return its record and True. If ``key`` was used before with the
+        same ``body``, return that run and False.
 
         Raises:
-            TakenError: another run has this name.
-            ReusedKeyError: the key came with another body.
+            TakenError: a run of this name exists.
+            ReusedKeyError: the key was used with another body.
         """
         if key is not None and (known := self._one("key = ?", key)) is not None:
-            if self._ask("SELECT body FROM runs WHERE key = ?", key) != [(body,)]:
+            if self._execute("SELECT body FROM runs WHERE key = ?", key) != [(body,)]:
                 raise ReusedKeyError(
-                    f"the idempotency key {key!r} was used before, to submit something else"
+                    f"the idempotency key {key!r} was used for another request; use a new key"
                 )
             return known, False
         if self.get(name) is not None:
-            raise TakenError(f"there is a run {name!r} already; choose another run.name")
-        self._ask(
+            raise TakenError(f"run {name!r} exists already; choose another run.name")
+        self._execute(
             "INSERT INTO runs (id, state, config, source, key, body, submitted) VALUES (?, "
             "'pending', ?, ?, ?, ?, ?)",
             *(name, json.dumps(config), source, key, body, now),
@@ -143,12 +142,12 @@ class RunStore:
         return record, True
 
     def get(self, name: str) -> RunRecord | None:
-        """The run called ``name``; None if there is none."""
+        """The run called ``name``; None if it does not exist."""
         return self._one("id = ?", name)
 
-    def wanted(self, most: int) -> Sequence[RunRecord]:
-        """The first ``most`` of those that go on or wait: first what was running, then what waits,
-        each in the order of their coming.
+    def startable(self, most: int) -> Sequence[RunRecord]:
+        """The first ``most`` runs to start: running ones, then pending ones, each in order of
+        submission.
         """
         found = (
             self._records(f"state = '{state}' ORDER BY number LIMIT ?", most)
@@ -157,20 +156,20 @@ class RunStore:
         return [record for records in found for record in records][:most]
 
     def page(self, *, before: int | None, limit: int) -> Sequence[RunRecord]:
-        """At most ``limit`` runs, newest first, from those that came before number ``before``."""
+        """At most ``limit`` runs, newest first, with numbers below ``before``."""
         return self._records(
             "number < ? ORDER BY number DESC LIMIT ?", 2**62 if before is None else before, limit
         )
 
     def counts(self) -> dict[str, int]:
-        """How many runs are in each state."""
-        return dict(self._ask("SELECT state, COUNT(*) FROM runs GROUP BY state"))
+        """Number of runs by state."""
+        return dict(self._execute("SELECT state, COUNT(*) FROM runs GROUP BY state"))
 
     def begin(self, name: str, *, now: float) -> bool:
-        """It is running, from ``now`` on if it never was before; False, and nothing changes, if it
+        """Mark a run as running, with ``now`` as its first start. False, without a change, if it
         has ended meanwhile.
         """
-        changed = self._ask(
+        changed = self._execute(
             "UPDATE runs SET state = 'running', started = COALESCE(started, ?)"
             " WHERE id = ? AND state IN ('pending', 'running') RETURNING id",
             *(now, name),
@@ -178,12 +177,14 @@ class RunStore:
         return bool(changed)
 
     def queue(self, name: str) -> None:
-        """It waits for its turn, as one that has not ended."""
-        self._ask("UPDATE runs SET state = 'pending', ended = NULL, reason = '' WHERE id = ?", name)
+        """Mark an ended run as pending."""
+        self._execute(
+            "UPDATE runs SET state = 'pending', ended = NULL, reason = '' WHERE id = ?", name
+        )
 
     def end(self, name: str, *, state: str, reason: str, now: float) -> None:
-        """It has ended."""
-        self._ask(
+        """Mark a run as ended."""
+        self._execute(
             "UPDATE runs SET state = ?, reason = ?, ended = ? WHERE id = ?",
             state,
             reason,
@@ -192,20 +193,18 @@ class RunStore:
         )
 
     def close(self) -> None:
-        """Nothing can be asked afterwards."""
+        """Close the database."""
         self._connection.close()
 
     def _one(self, condition: str, *values: object) -> RunRecord | None:
         return next(iter(self._records(condition, *values)), None)
 
     def _records(self, condition: str, *values: object) -> list[RunRecord]:
-        rows = self._ask(f"SELECT {COLUMNS} FROM runs WHERE {condition}", *values)  # noqa: S608 - our own texts
+        rows = self._execute(f"SELECT {COLUMNS} FROM runs WHERE {condition}", *values)  # noqa: S608 - our own texts
         return [RunRecord(*row) for row in rows]
 
-    def _ask(self, statement: str, *values: object) -> list[Any]:
+    def _execute(self, statement: str, *values: object) -> list[Any]:
         try:
             return self._connection.execute(statement, values).fetchall()
         except REFUSALS as error:
-            raise StoreError(
-                f"what is remembered of the runs cannot be read or written: {error}"
-            ) from error
+            raise StoreError(f"the store of runs cannot be read or written: {error}") from error

@@ -1,4 +1,4 @@
-"""The tokens of a service, in a file that only its owner reads: bookmarks and scrapers outlive a
+"""The tokens of a service, in a file that only its owner can read, so that they survive a
 restart.
 """
 
@@ -13,9 +13,9 @@ from tianflow.errors import ConfigError, Problem
 from tianflow.server.common.auth import Tokens
 
 
-def read_or_make(path: Path) -> Tokens:
-    """The tokens in ``path`` (TOML: ``control = "..."``, ``read = "..."``); new ones are written
-    there if there is no such file.
+def read_or_create(path: Path) -> Tokens:
+    """Read the tokens in ``path`` (TOML: ``control = "..."``, ``read = "..."``); create the file
+    with new tokens if it is missing.
 
     Raises:
         ConfigError: others can read the file, or it does not hold two different tokens.
@@ -23,22 +23,22 @@ def read_or_make(path: Path) -> Tokens:
     try:
         if path.exists():
             return _read(path)
-        made = Tokens.make()
+        tokens = Tokens.make()
         _write(
             path,
-            f'# control: everything; read: looking\ncontrol = "{made.control}"\nread = '
-            f'"{made.read}"\n',
+            f'# control: everything; read: reading only\ncontrol = "{tokens.control}"\nread = '
+            f'"{tokens.read}"\n',
         )
     except OSError as error:
         raise ConfigError(
             [Problem("--token-file", str(path), f"cannot be used: {error.strerror}")]
         ) from error
-    return made
+    return tokens
 
 
 def _write(path: Path, text: str) -> None:
-    """The whole file or none: a half one, which a full disk leaves, would be refused at every later
-    start.
+    """Write the whole file or none: a partial file, after a full disk, would be refused at every
+    later start.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -53,15 +53,15 @@ def _write(path: Path, text: str) -> None:
 def _read(path: Path) -> Tokens:
     if path.stat().st_mode & 0o077:
         raise ConfigError(
-            [Problem("--token-file", str(path), "can be read by others", f"chmod 600 {path}")]
+            [Problem("--token-file", str(path), "is readable by others", f"chmod 600 {path}")]
         )
-    accepted = 'two lines, control = "..." and read = "...", each with a token of its own'
+    accepted = 'two lines, control = "..." and read = "...", with different tokens'
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         control, read = tables["control"], tables["read"]
         if not (isinstance(control, str) and isinstance(read, str) and control and read):
             raise ConfigError(
-                [Problem("--token-file", str(path), "holds a token that is none", accepted)]
+                [Problem("--token-file", str(path), "holds an invalid token", accepted)]
             )
         return Tokens(control, read)
     except (ValueError, KeyError) as error:

@@ -1,10 +1,8 @@
-"""The console: a page for a person with a browser, which shows runs as they go on and changes them
-through the API.
+"""Serves the console: a page that shows runs and changes them through the API.
 
-Plain ES modules, one style sheet and no build step; they lie beside this file. Nothing of a run is
-in them, so they are given to whoever
-asks: a browser cannot send a token when it opens a page. The page asks the API with the token that
-its address carries after ``#``, which no browser sends anywhere.
+The page consists of plain ES modules and one style sheet in this directory, without a build step.
+The files hold no data of a run and need no token, because a browser cannot send one when it opens a
+page. The page calls the API with the token after ``#`` in its address, which browsers do not send.
 """
 
 from __future__ import annotations
@@ -46,17 +44,15 @@ FILES = (
     "submit.js",
     "words.js",
 )
-"""What the page asks for, each at a path of its own: nothing else in the directory, or outside of
-it, can be named.
-"""
+"""Files of the page, each with a path of its own; no other file can be requested."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' "
     "data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for "
     "'script'; trusted-types 'none'"
 )
-"""What a browser lets the page do: its own files and this server's API. No text can become markup
-or script, whoever wrote it.
+"""Content security policy: only the page's own files and this server's API. A text can never become
+markup or script.
 """
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -64,11 +60,11 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 PATHS = frozenset({"/", *(FOLDER + name for name in FILES)})
-"""Where it is; none of it needs a token."""
+"""Paths of the console, which need no token."""
 
 
 def routes() -> list[web.RouteDef]:
-    """The page, and each file that it needs."""
+    """Routes of the page and its files."""
     return [web.get(path, give) for path in sorted(PATHS)]
 
 
@@ -83,6 +79,6 @@ async def give(request: web.Request) -> web.Response:
 
 @cache
 def contents() -> Mapping[str, bytes]:
-    """Every file by name, read once. Blocks."""
+    """All files by name, read once. Blocks."""
     folder = Path(__file__).parent
     return {name: (folder / name).read_bytes() for name in (PAGE, *FILES)}

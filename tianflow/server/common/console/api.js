@@ -1,27 +1,27 @@
-// Requests to the API of the server that this page came from, with the token that its address carried.
+// Requests to the API of this page's server, with the token from the page's address.
 
 const KEY = "tianflow-token";
-const PATIENCE_MS = 10_000;
+const TIMEOUT_MS = 10_000;
 
 export const RUNS = "/api/v1/runs";
 export const MERGE_PATCH = "application/merge-patch+json";
 
-/** Why an answer is none: the server's problem document, or one made up for a server that says nothing. */
+/** A refusal: the server's problem document, or a substitute for a server that does not answer. */
 export class Refusal extends Error {
   constructor(status, problem) {
-    super(problem.detail || problem.title || `The answer was ${status}.`);
+    super(problem.detail || problem.title || `The server answered with status ${status}.`);
     this.status = status;
     this.problem = problem;
     this.errors = Array.isArray(problem.errors) ? problem.errors : [];
   }
 }
 
-/** Where a run is. */
+/** Path of a run. */
 export function runPath(id, rest = "") {
   return `${RUNS}/${encodeURIComponent(id)}${rest}`;
 }
 
-/** Take `#token=…` out of the address, so that it is in no bookmark and no history, and keep it while this tab is open. */
+/** Move `#token=…` from the address to the storage of this tab, so that bookmarks and the browser's history do not hold it. */
 export function takeToken() {
   if (!location.hash.startsWith("#token=")) return;
   const given = new URLSearchParams(location.hash.slice(1));
@@ -35,7 +35,7 @@ export function useToken(token) {
   try {
     sessionStorage.setItem(KEY, token.trim());
   } catch {
-    memory = token.trim(); // storage is switched off: it lasts as long as the page
+    memory = token.trim(); // storage is disabled: keep it until the page is closed
   }
 }
 
@@ -50,9 +50,9 @@ function token() {
 }
 
 /**
- * Ask the server.
+ * Send a request.
  * @returns {Promise<{data: any, etag: string | null}>}
- * @throws {Refusal} an answer that is an error; status 0: no answer.
+ * @throws {Refusal} an error answer; status 0: no answer.
  */
 export async function ask(path, { method = "GET", body, type = "application/json", etag, headers = {} } = {}) {
   const sent = { Accept: "application/json, application/problem+json", ...headers };
@@ -63,7 +63,7 @@ export async function ask(path, { method = "GET", body, type = "application/json
   let text;
   try {
     const data = body === undefined ? undefined : JSON.stringify(body);
-    response = await fetch(path, { method, headers: sent, body: data, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    response = await fetch(path, { method, headers: sent, body: data, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     text = await response.text();
   } catch (error) {
     throw new Refusal(0, { detail: error.name === "TimeoutError" ? "The server does not answer." : "The server cannot be reached." });

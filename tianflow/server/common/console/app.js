@@ -1,7 +1,7 @@
-// What is shown: the page of one run, the list of runs, a form for a new one, or the question for a token.
+// Views of the page: one run, the list of runs, a form for a new run, or a form for the token.
 
 import { ask, RUNS, takeToken, useToken } from "./api.js";
-import { h, say } from "./dom.js";
+import { h, setText } from "./dom.js";
 import { pageOf, RunsView } from "./runs.js";
 import { RunView } from "./run.js";
 import { SubmitView } from "./submit.js";
@@ -15,11 +15,11 @@ let turn = 0;
 const status = {
   live() {
     connection.className = "good";
-    say(connection, "live");
+    setText(connection, "live");
   },
   lost(text) {
     connection.className = "bad";
-    say(connection, text);
+    setText(connection, text);
   },
 };
 
@@ -29,7 +29,7 @@ function put(next) {
   place.replaceChildren(next.node);
 }
 
-/** Show what the address names. */
+/** Show the view of the address. */
 async function route() {
   const mine = (turn += 1);
   let listed;
@@ -50,7 +50,7 @@ async function route() {
   else put(new RunsView({ status }));
 }
 
-/** The run that the address names; nothing if it names none that could be one. */
+/** The run in the address; empty without a valid one. */
 function named() {
   try {
     return decodeURIComponent(/^#\/runs\/(.+)$/.exec(location.hash)?.[1] ?? "");
@@ -61,12 +61,12 @@ function named() {
 
 function failure(error) {
   status.lost(error.message);
-  const again = h("button", { type: "button", class: "primary", onclick: route }, "Try again");
-  return { node: h("section", { class: "card alone" }, h("h1", {}, "No answer"), h("p", {}, error.message), again) };
+  const retry = h("button", { type: "button", class: "primary", onclick: route }, "Retry");
+  return { node: h("section", { class: "card alone" }, h("h1", {}, "No answer"), h("p", {}, error.message), retry) };
 }
 
 function askForToken() {
-  status.lost("needs a token");
+  status.lost("token required");
   const input = h("input", { type: "password", id: "token", autocomplete: "off", spellcheck: "false", required: true });
   const submit = (event) => {
     event.preventDefault();
@@ -76,8 +76,8 @@ function askForToken() {
   const form = h(
     "form",
     { class: "card alone", onsubmit: submit },
-    h("h1", {}, "This server asks for a token"),
-    h("p", {}, "It is in ", h("code", {}, "control.json"), " in the directory of the run, or in ", h("code", {}, "service.json"), " in that of all runs. Its ", h("code", {}, "read_token"), " lets you look without changing anything."),
+    h("h1", {}, "Token required"),
+    h("p", {}, "The token is in ", h("code", {}, "control.json"), " in the directory of the run, or in ", h("code", {}, "service.json"), " in the directory of a service. The ", h("code", {}, "read_token"), " allows reading only."),
     h("label", { for: "token" }, "Token"),
     input,
     h("div", { class: "row" }, h("button", { type: "submit", class: "primary" }, "Open")),

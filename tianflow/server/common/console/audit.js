@@ -1,15 +1,15 @@
-// Every change and action, newest first.
+// The audit log: changes and actions, newest first.
 
-import { h, say, show } from "./dom.js";
+import { h, setText, show } from "./dom.js";
 import { shortValue } from "./words.js";
 
 const SHOWN = 12;
 
-/** A table of records as `…/audit` has them. */
+/** A table of the records of `…/audit`. */
 export class AuditPanel {
   constructor() {
     this.rows = h("tbody");
-    this.none = h("p", { class: "unit" }, "Nothing was changed so far.");
+    this.none = h("p", { class: "unit" }, "No changes yet.");
     this.more = h("button", { type: "button", onclick: () => this.showAll() });
     this.all = false;
     this.records = [];
@@ -19,14 +19,14 @@ export class AuditPanel {
       h(
         "table",
         {},
-        h("thead", {}, h("tr", {}, ...["When", "What"].map((name) => h("th", { scope: "col" }, name)))),
+        h("thead", {}, h("tr", {}, ...["Time", "Change or action"].map((name) => h("th", { scope: "col" }, name)))),
         this.rows,
       ),
     );
     this.node = h(
       "section",
       { class: "card", id: "audit", "aria-labelledby": "audit-title" },
-      h("h2", { id: "audit-title" }, "Audit"),
+      h("h2", { id: "audit-title" }, "Audit log"),
       this.none,
       this.table,
       this.more,
@@ -41,7 +41,7 @@ export class AuditPanel {
     show(this.none, records.length === 0);
     show(this.table, records.length > 0);
     show(this.more, newest.length < records.length);
-    say(this.more, `Show all ${records.length}`);
+    setText(this.more, `Show all ${records.length}`);
   }
 
   showAll() {
@@ -67,13 +67,13 @@ function moment(when) {
   return today ? when.toLocaleTimeString() : when.toLocaleString();
 }
 
-/** Settings that `record` changed, by path. */
+/** Changed settings of `record`, by path. */
 export function changesOf(record) {
   if (record.action !== "change" || typeof record.new !== "object" || record.new === null) return [];
   return Object.entries(record.new).map(([path, now]) => ({ path, old: record.old?.[path], now }));
 }
 
-/** What `record` is called beside a chart. */
+/** Label of `record` in a chart. */
 export function labelOf(record) {
   return changesOf(record).map(({ path, now }) => `${path} = ${shortValue(now)}`).join(", ") || record.action;
 }

@@ -1,6 +1,6 @@
-// A small layer of SVG: a frame with axes, and lines, areas and cells in it. One cursor goes through all charts of the page.
+// SVG charts: a frame with axes, lines and areas. All charts of the page share one cursor.
 
-import { h, newId, s, say } from "./dom.js";
+import { h, newId, s, setText } from "./dom.js";
 import { duration } from "./scales.js";
 
 const ROOM = { left: 46, right: 10, top: 10, bottom: 22 };
@@ -13,7 +13,7 @@ function point(t) {
   cursor.dispatchEvent(new Event("move"));
 }
 
-/** Where the pieces of one drawing go. */
+/** Coordinates of one drawing. */
 class Frame {
   constructor(width, height, xAxis, yAxis, right) {
     Object.assign(this, { width, height, xAxis, yAxis });
@@ -43,7 +43,7 @@ function round(value) {
 }
 
 /**
- * A figure: title, unit, legend with the last values (or those under the cursor), and a picture with a text that says the same.
+ * A figure: title, unit, legend with the last values (or those at the cursor), and a drawing with an equivalent text.
  */
 export class Chart {
   constructor({ title, unit, css = "", right = ROOM.right }) {
@@ -59,14 +59,14 @@ export class Chart {
     this.frame = null;
     this.layer = s("g", { class: "cursor" });
     this.clip = newId("clip");
-    // To ask an element for its size between two changes of the page makes the browser lay everything out each time.
+    // Reading an element's size between two changes of the page would force a layout each time.
     this.size = { width: 0, height: 0 };
     this.observer = new ResizeObserver(([{ contentRect: size }]) => {
       this.size = { width: Math.round(size.width), height: Math.round(size.height) };
       this.paint();
     });
     this.observer.observe(this.svg);
-    // What is far out of sight is not drawn until it comes near.
+    // Charts far outside the viewport are not drawn.
     this.near = true;
     this.watcher = new IntersectionObserver(
       (entries) => {
@@ -82,7 +82,7 @@ export class Chart {
     this.svg.addEventListener("pointerleave", () => point(null));
   }
 
-  /** Let go of what outlives the element. */
+  /** Release the observers and listeners. */
   close() {
     this.observer.disconnect();
     this.watcher.disconnect();
@@ -91,19 +91,19 @@ export class Chart {
 
   /**
    * @param {object} content
-   * @param {object[]} content.rows what is drawn, by time
+   * @param {object[]} content.rows data by time
    * @param {{low, high, ticks}} content.x seconds
    * @param {{low, high, ticks}} content.y values
-   * @param {(frame: Frame) => Node[]} content.paint shapes, those below first
+   * @param {(frame: Frame) => Node[]} content.paint shapes, the lowest first
    * @param {{key: string, name: string, css: string, text: (row: object) => string}[]} content.legend
-   * @param {{t: number, label: string}[]} content.marks moments at which something changed
-   * @param {string} content.words what the picture says
+   * @param {{t: number, label: string}[]} content.marks times of changes
+   * @param {string} content.words the drawing as text
    */
   draw(content) {
     this.content = content;
     this.svg.setAttribute("aria-label", `${this.title}, ${this.unit}. ${content.words}`);
     this.paint();
-    if (!this.near && content.rows.length) this.say(content.legend, content.rows.at(-1));
+    if (!this.near && content.rows.length) this.showLegend(content.legend, content.rows.at(-1));
   }
 
   paint() {
@@ -129,7 +129,7 @@ export class Chart {
     if (!this.frame || !this.content.rows.length) return;
     const { rows, legend, marks } = this.content;
     const row = pointed === null ? rows.at(-1) : nearest(rows, pointed);
-    this.say(legend, row);
+    this.showLegend(legend, row);
     if (pointed === null) {
       this.layer.replaceChildren();
       return;
@@ -143,7 +143,7 @@ export class Chart {
     this.layer.replaceChildren(s("line", { x1: x, x2: x, y1: top, y2: bottom }), label);
   }
 
-  say(legend, row) {
+  showLegend(legend, row) {
     const keys = legend.map((entry) => entry.key).join("\n");
     if (keys !== this.keys) {
       this.keys = keys;
@@ -152,7 +152,7 @@ export class Chart {
         ...legend.map((entry) => h("li", {}, h("i", { class: `swatch ${entry.css}`, "aria-hidden": "true" }), `${entry.name} `, this.entries.get(entry.key))),
       );
     }
-    for (const entry of legend) say(this.entries.get(entry.key), entry.text(row));
+    for (const entry of legend) setText(this.entries.get(entry.key), entry.text(row));
   }
 }
 
@@ -192,7 +192,7 @@ function drawMarks(frame, marks) {
     .map((mark) => s("line", { class: "mark", x1: frame.x(mark.t), x2: frame.x(mark.t), y1: frame.top, y2: frame.bottom }));
 }
 
-/** A line through `values`; what is no number is a gap. `steps`: each value holds for the time up to its own. */
+/** A line through `values`, with gaps at missing numbers. `steps`: each value holds for the time up to its own. */
 export function line(frame, rows, values, { css, steps = false }) {
   let path = "";
   let open = false;

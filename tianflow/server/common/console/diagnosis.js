@@ -1,17 +1,17 @@
-// Which half holds things back, in words and in two bars, and what would change it.
+// The diagnosis: verdict, shares of time, and suggestions.
 
-import { h, say, show } from "./dom.js";
+import { h, setText, show } from "./dom.js";
 import { stateColour, stateName } from "./panels.js";
 import { duration, number, percent } from "./scales.js";
 import { capital, verdictTitle } from "./words.js";
 
 const ROLES = { learner: "Learner", actor: "Actors", replay: "Replay" };
 
-/** Words, bars and suggestions. */
+/** Verdict, bars and suggestions. */
 export class DiagnosisPanel {
-  /** `takes(path)`: whether there is a field for a setting; `use(path, value)`: put a value into it. */
-  constructor({ takes, use }) {
-    Object.assign(this, { takes, use });
+  /** `hasField(path)`: whether a setting has a field; `use(path, value)`: put a value into the field. */
+  constructor({ hasField, use }) {
+    Object.assign(this, { hasField, use });
     this.title = h("p", { class: "verdict" }, "–");
     this.tag = h("span", { class: "tag" });
     this.advice = h("p", { class: "advice" });
@@ -21,7 +21,7 @@ export class DiagnosisPanel {
     this.node = h(
       "section",
       { class: "card diagnosis", "aria-labelledby": "diagnosis-title" },
-      h("h2", { id: "diagnosis-title" }, "What holds it back"),
+      h("h2", { id: "diagnosis-title" }, "Diagnosis"),
       h("div", { class: "halves" }, h("div", { class: "says" }, this.title, this.tag, this.advice, this.suggestions), this.bars),
     );
   }
@@ -29,17 +29,17 @@ export class DiagnosisPanel {
   draw(diagnosis) {
     show(this.node, diagnosis);
     if (!diagnosis) return;
-    say(this.title, verdictTitle(diagnosis));
-    say(this.tag, `${diagnosis.verdict} for ${duration(diagnosis.for_s, 1)}`);
-    say(this.advice, `${capital(diagnosis.advice)}.`);
+    setText(this.title, verdictTitle(diagnosis));
+    setText(this.tag, `${diagnosis.verdict} for ${duration(diagnosis.for_s, 1)}`);
+    setText(this.advice, `${capital(diagnosis.advice)}.`);
     this.suggest(diagnosis);
     this.compare(diagnosis.shares ?? {});
   }
 
   suggest({ suggested = {}, steps_per_s: pace, forecast_steps_per_s: forecast }) {
     const paths = Object.keys(suggested);
-    // The list is made anew only when it says something else: a button that is pressed must not be replaced under the pointer.
-    const key = paths.map((path) => `${path} ${this.takes(path)}`).join();
+    // The list is replaced only when it differs: a button must not disappear while it is pressed.
+    const key = paths.map((path) => `${path} ${this.hasField(path)}`).join();
     if (key !== this.shown) {
       this.shown = key;
       this.buttons = paths.map((path) => ({ path, text: h("span", {}), value: null }));
@@ -49,13 +49,13 @@ export class DiagnosisPanel {
     }
     for (const entry of this.buttons ?? []) {
       entry.value = suggested[entry.path];
-      say(entry.text, `${entry.path} = ${entry.value}`);
+      setText(entry.text, `${entry.path} = ${entry.value}`);
     }
-    if (this.gain) say(this.gain, forecast && pace ? gainOf(forecast, pace) : "");
+    if (this.gain) setText(this.gain, forecast && pace ? gainOf(forecast, pace) : "");
   }
 
   button(entry) {
-    if (!this.takes(entry.path)) return h("span", { class: "chip" }, entry.text, h("small", {}, " in a new run"));
+    if (!this.hasField(entry.path)) return h("span", { class: "chip" }, entry.text, h("small", {}, " in a new run"));
     return h("button", { type: "button", class: "chip", onclick: () => this.use(entry.path, entry.value) }, h("small", {}, "Try "), entry.text);
   }
 
@@ -67,7 +67,7 @@ export class DiagnosisPanel {
 
 function gainOf(forecast, pace) {
   const same = Math.abs(forecast - pace) < 0.01 * pace;
-  return same ? "at about the same speed" : `about ${number(forecast)} steps/s instead of ${number(pace)}`;
+  return same ? "forecast: about the same speed" : `forecast: ${number(forecast)} steps/s instead of ${number(pace)}`;
 }
 
 function bar(name, shares) {

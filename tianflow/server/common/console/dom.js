@@ -1,13 +1,13 @@
-// Elements from words. Whatever comes from the server becomes text, never markup.
+// Makes elements. Data of the server becomes text, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An HTML element. `props`: attributes; `on` followed by an event's name is a listener; false and null leave an attribute out. */
+/** An HTML element. `props`: attributes; `on` and an event's name add a listener; false and null omit an attribute. */
 export function h(tag, props = {}, ...children) {
   return filled(document.createElement(tag), props, children);
 }
 
-/** An SVG element, in the same way. */
+/** An SVG element; arguments as for `h`. */
 export function s(tag, props = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), props, children);
 }
@@ -24,20 +24,20 @@ function filled(node, props, children) {
   return node;
 }
 
-/** Put `text` into `node` only if it says something new: readers and layout are left alone otherwise. */
-export function say(node, text) {
+/** Set the text of `node` if it differs, so that screen readers and layout are not disturbed. */
+export function setText(node, text) {
   const wanted = String(text);
   if (node.textContent !== wanted) node.textContent = wanted;
 }
 
-/** Show `node` or not; it keeps no room when it is hidden. */
+/** Show or hide `node`; a hidden node takes no space. */
 export function show(node, shown) {
   if (node.hidden === Boolean(shown)) node.hidden = !shown;
 }
 
 let count = 0;
 
-/** An id that no other element of the page has. */
+/** A unique id. */
 export function newId(stem) {
   count += 1;
   return `${stem}-${count}`;
@@ -45,7 +45,7 @@ export function newId(stem) {
 
 const announcer = h("p", { role: "status", class: "unseen" });
 
-/** Tell who listens instead of looking. */
+/** Announce `text` to screen readers. */
 export function announce(text) {
   if (!announcer.isConnected) document.body.append(announcer);
   announcer.textContent = text;

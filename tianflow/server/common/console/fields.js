@@ -1,9 +1,9 @@
-// One setting as a field: made from its schema, or from its value where there is none.
+// Form fields of settings, from their schemas, or from their values if there is no schema.
 
-import { h, newId, say, show } from "./dom.js";
+import { h, newId, setText, show } from "./dom.js";
 import { shortValue } from "./words.js";
 
-/** What kind of field a schema asks for. A value that fits none of them is JSON. */
+/** Kind of field for a schema; JSON if no other kind fits. */
 function kindOf(schema, value) {
   const found = alternatives(schema ?? guessed(value));
   const types = found.map((entry) => entry.type);
@@ -41,7 +41,7 @@ function toText(kind, value) {
   return kind.name === "json" ? JSON.stringify(value) : String(value);
 }
 
-/** What `text` stands for; null is the default. Throws what a person did wrong. */
+/** Parse `text`; null is the default. Throws an error for invalid input. */
 function fromText(kind, text, old) {
   const given = text.trim();
   if (kind.name === "table") return tableFrom(given, old ?? {});
@@ -54,39 +54,39 @@ function fromText(kind, text, old) {
 
 function numberFrom(text, words) {
   const value = Number(text.replaceAll("_", "").replace("−", "-"));
-  if (!Number.isFinite(value)) throw new Error(`Is no number${words.length ? `, and not ${words.join(" or ")}` : ""}`);
+  if (!Number.isFinite(value)) throw new Error(`Is not a number${words.length ? ` or ${words.join(" or ")}` : ""}`);
   return value;
 }
 
 function tableFrom(text, old) {
-  const patch = Object.fromEntries(Object.keys(old).map((key) => [key, null])); // a merge patch takes a key out by null
+  const patch = Object.fromEntries(Object.keys(old).map((key) => [key, null])); // in a merge patch, null removes a key
   for (const row of text.split("\n").filter((part) => part.trim())) {
     const [, key, value] = /^\s*([^=\s]+)\s*=\s*(\S+)\s*$/.exec(row) ?? [];
-    if (key === undefined) throw new Error(`“${row.trim()}” is not of the form name = number`);
+    if (key === undefined) throw new Error(`“${row.trim()}” does not have the form name = number`);
     patch[key] = numberFrom(value, []);
   }
   return patch;
 }
 
-function hintOf(kind, schema, told) {
+function hintOf(kind, schema, described) {
   const parts = [];
   const { minimum, maximum, exclusiveMinimum: above } = kind.limits ?? {};
   if (kind.name === "number") parts.push(kind.whole ? "whole number" : "number");
   if (minimum !== undefined) parts.push(`from ${minimum}`);
   if (above !== undefined) parts.push(kind.whole ? `from ${above + 1}` : `above ${above}`);
   if (maximum !== undefined && maximum < 1e15) parts.push(`to ${maximum}`);
-  if (kind.name === "names") parts.push("one name, or several with commas");
-  if (kind.name === "table") parts.push("name = number, one a line");
+  if (kind.name === "names") parts.push("one name, or several separated by commas");
+  if (kind.name === "table") parts.push("name = number, one per line");
   const standard = found(schema, "default");
   const unset = standard === null || standard === undefined;
-  const empty = kind.name === "table" || (unset && told) ? "" : unset ? "empty: left to tianflow" : `default ${shortValue(standard)}`;
+  const empty = kind.name === "table" || (unset && described) ? "" : unset ? "empty: chosen by tianflow" : `default ${shortValue(standard)}`;
   const words = kind.words?.length ? `or ${kind.words.join(", ")}` : "";
   return [[parts.join(" "), words].filter(Boolean).join(", "), empty].filter(Boolean).join(" · ");
 }
 
-/** Label, input, hint, and room for what the server says against it. */
+/** Label, input, hint, and a place for the server's refusal. */
 export class Field {
-  /** `edited()` is called whenever a person changes it. */
+  /** `edited()` is called after each change by the user. */
   constructor({ name, schema, value, edited }) {
     this.name = name;
     this.kind = kindOf(schema, value);
@@ -112,7 +112,7 @@ export class Field {
   }
 
   about(schema) {
-    // What the source calls None is an empty field here.
+    // None in a description is an empty field here.
     const text = (found(schema, "description") ?? "").replace(/\bNone\b/g, "empty");
     const form = hintOf(this.kind, schema, text.includes("empty"));
     return [text ? h("span", {}, text) : null, h("span", { class: "form" }, form)].filter(Boolean);
@@ -126,26 +126,26 @@ export class Field {
     return h("input", { type: "text", inputmode: numeric ? "decimal" : false, placeholder: "default", ...more });
   }
 
-  /** True while it says something else than what is in force. */
+  /** True while the input differs from the value in force. */
   get dirty() {
     return this.input.value.trim() !== toText(this.kind, this.value);
   }
 
-  /** `value` is in force. What a person is typing stays. */
+  /** Set the value in force. With `keep`, edited input stays. */
   set(value, { keep = false } = {}) {
-    const kept = keep && this.value !== undefined && this.dirty;
+    const edited = keep && this.value !== undefined && this.dirty;
     this.value = value;
-    if (!kept) this.input.value = toText(this.kind, value);
+    if (!edited) this.input.value = toText(this.kind, value);
     this.compare();
   }
 
   compare() {
     show(this.was, this.dirty);
-    say(this.was, ` was ${toText(this.kind, this.value) || "default"}`);
+    setText(this.was, ` was ${toText(this.kind, this.value) || "default"}`);
     this.node?.classList.toggle("dirty", this.dirty);
   }
 
-  /** Put `value` into it as if a person had. */
+  /** Enter `value` as the user would. */
   type(value) {
     this.input.value = toText(this.kind, value);
     this.input.dispatchEvent(new Event("input"));
@@ -153,15 +153,15 @@ export class Field {
     this.input.scrollIntoView({ block: "center" });
   }
 
-  /** What is asked for. Throws what a person did wrong. */
+  /** The entered value. Throws an error for invalid input. */
   read() {
     return fromText(this.kind, this.input.value, this.value);
   }
 
-  /** Say why it was refused; null: nothing is against it. */
+  /** Show why the value was refused; null: clear the message. */
   refuse(text) {
     show(this.error, text);
-    say(this.error, text ?? "");
+    setText(this.error, text ?? "");
     this.node?.classList.toggle("refused", Boolean(text));
     this.input.setAttribute("aria-invalid", String(Boolean(text)));
     this.input.setAttribute("aria-describedby", text ? `${this.id}-error ${this.id}-hint` : `${this.id}-hint`);

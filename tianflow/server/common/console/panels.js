@@ -1,10 +1,10 @@
-// Which charts a run gets, and what each of them draws.
+// The charts of a run.
 
 import { area, Chart, dot, line } from "./charts.js";
 import { number, percent, timeAxis, valueAxis } from "./scales.js";
 
 export const MOST_ROWS = 480;
-/** Rows in a picture: more than pixels only cost time. */
+/** Maximum rows in a chart; more rows than pixels only cost time. */
 
 const STATES = {
   busy: "c2",
@@ -19,7 +19,7 @@ const STATES = {
 };
 const OTHERS = ["c6", "c3", "c7", "c0"];
 
-/** The colour of a component's state: the same everywhere. */
+/** Colour of a component's state, the same in all charts. */
 export function stateColour(state) {
   if (STATES[state]) return STATES[state];
   let sum = 0;
@@ -67,7 +67,7 @@ const LINES = [
   {
     key: "dropped",
     title: "Dropped",
-    unit: "trajectories, since the process began",
+    unit: "trajectories, since the process started",
     whole: true,
     when: (rows) => rows.some((row) => Object.keys(row.dropped ?? {}).length),
     lines: (_, rows) =>
@@ -89,16 +89,16 @@ const LINES = [
   {
     key: "replay-ratio",
     title: "Samples per insert",
-    unit: "drawn for each item that went in",
+    unit: "drawn items per inserted item",
     when: (rows) => rows.some((row) => row.replay),
     lines: () => [
-      { name: "now", css: "c0", of: (row) => row.replay?.samples_per_insert },
-      { name: "to keep to", css: "c1", steps: true, of: (row) => row.replay?.samples_per_insert_target },
+      { name: "ratio", css: "c0", of: (row) => row.replay?.samples_per_insert },
+      { name: "target", css: "c1", steps: true, of: (row) => row.replay?.samples_per_insert_target },
     ],
   },
   {
     key: "replay-held",
-    title: "Held back by replay",
+    title: "Delayed by replay",
     unit: "share of time",
     percent: true,
     when: (rows) => rows.some((row) => row.replay),
@@ -109,7 +109,7 @@ const LINES = [
   },
 ];
 
-/** All charts but that of staleness, in a grid. */
+/** All charts except staleness, in a grid. */
 export class Panels {
   constructor(grid) {
     this.grid = grid;
@@ -122,7 +122,7 @@ export class Panels {
     for (const chart of this.charts.values()) chart.close();
   }
 
-  /** Draw `rows` with what the run says of itself, and `marks`. */
+  /** Draw `rows`, with the run's document and `marks`. */
   draw(rows, run, marks) {
     const x = timeSpan(rows);
     for (const spec of LINES) {
@@ -134,7 +134,7 @@ export class Panels {
   }
 }
 
-/** The axis of time of `rows`. */
+/** Time axis of `rows`. */
 export function timeSpan(rows) {
   const first = rows.length ? rows[0].t - (rows.length > 1 ? 0 : (rows[0].span_s ?? 0)) : 0;
   const last = rows.at(-1)?.t ?? 1;
@@ -158,7 +158,7 @@ export function linePicture(spec, rows, run) {
     css: found.css + (found.steps ? " steps" : ""),
     text: (row) => text(found.of(row)),
   }));
-  if (dots.length) legend.push({ key: "evaluations", name: "evaluations, the last", css: "c3 round", text: () => number(dots.at(-1).mean_return) });
+  if (dots.length) legend.push({ key: "evaluations", name: "last evaluation", css: "c3 round", text: () => number(dots.at(-1).mean_return) });
   return {
     y,
     legend,
@@ -185,12 +185,12 @@ export function sharePicture(role, rows) {
   return {
     y: valueAxis([0, 1], { count: 2, unit: 0.01, suffix: "%" }),
     legend: states.map((state) => ({ key: state, name: stateName(state), css: `${stateColour(state)} block`, text: of(state) })),
-    words: states.map((state) => `${stateName(state)}: ${percent(totals[state] / rows.length)} on average.`).join(" ") || "Nothing yet.",
+    words: states.map((state) => `${stateName(state)}: ${percent(totals[state] / rows.length)} on average.`).join(" ") || "No data yet.",
     paint: (frame) => layers.map(({ state, from, to }) => area(frame, rows, from, to, stateColour(state))),
   };
 }
 
-/** A component's state in words. */
+/** Name of a component's state. */
 export function stateName(state) {
   const [what, on] = state.split(":");
   return on ? `${what} for ${on}` : what;
@@ -198,6 +198,6 @@ export function stateName(state) {
 
 function inWords(name, values, text) {
   const known = values.filter(Number.isFinite);
-  if (!known.length) return `${name}: nothing yet.`;
+  if (!known.length) return `${name}: no data yet.`;
   return `${name}: ${text(known.at(-1))} now, from ${text(Math.min(...known))} to ${text(Math.max(...known))}.`;
 }

@@ -1,28 +1,28 @@
-// Asks again and again, but not while nobody looks.
+// Polls while the page is visible.
 
 const LONGEST_MS = 15_000;
 
 /**
- * Call `work` every `every` milliseconds, counted from its end, while the page is visible; after a failure less and less often.
+ * Call `work` every `every` milliseconds, counted from its end, while the page is visible. Failures double the interval.
  * @param {() => Promise<void>} work
  * @param {{every: number, failed?: (error: Error) => void}} options
- * @returns {{stop: () => void, now: () => void}} `now`: do not wait for the next time.
+ * @returns {{stop: () => void, now: () => void}} `now`: poll at once.
  */
 export function poll(work, { every, failed = () => {} }) {
   let timer = 0;
   let failures = 0;
-  let going = false;
+  let running = false;
   let again = false;
   let stopped = false;
 
   async function turn() {
     clearTimeout(timer);
     if (stopped || document.hidden) return;
-    if (going) {
+    if (running) {
       again = true;
       return;
     }
-    going = true;
+    running = true;
     again = false;
     try {
       await work();
@@ -31,7 +31,7 @@ export function poll(work, { every, failed = () => {} }) {
       failures += 1;
       if (!stopped) failed(error);
     }
-    going = false;
+    running = false;
     if (stopped) return;
     clearTimeout(timer);
     timer = setTimeout(turn, again && failures === 0 ? 0 : Math.min(LONGEST_MS, every * 2 ** Math.min(failures, 10)));

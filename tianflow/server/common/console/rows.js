@@ -1,4 +1,4 @@
-// The past of a run in rows, oldest first, as `history.jsonl` has them: first those of the server, then one for each look at the run.
+// History rows of a run, oldest first, as in `history.jsonl`: those of the server, then one for each poll.
 
 const MOST = 2400;
 const USED = 1000;
@@ -13,7 +13,7 @@ export class Rows {
     this.before = null;
   }
 
-  /** Begin with what the server remembers. `answer`: of `…/history`; `run`: the run's document at about the same time, if it goes on. */
+  /** Start with the server's history. `answer`: of `…/history`; `run`: the document of an active run at about the same time. */
   begin(answer, run) {
     this.rows = Array.isArray(answer?.history) ? answer.history.filter((row) => Number.isFinite(row?.t)) : [];
     const last = this.rows.at(-1);
@@ -24,7 +24,7 @@ export class Rows {
     this.before = run?.progress ? run : null;
   }
 
-  /** A look at the run as it goes on. */
+  /** Add a poll of an active run. */
   add(run) {
     const passed = run.elapsed_s - this.base.elapsed;
     const row = between(this.before, run, this.base.t + passed, this.base.time + passed);
@@ -34,14 +34,14 @@ export class Rows {
     if (this.rows.length > MOST) this.rows = [...halved(this.rows.slice(0, MOST / 2)), ...this.rows.slice(MOST / 2)];
   }
 
-  /** True if the server knows more of what came before `run`: nobody looked for a while, or it began anew. */
+  /** True if the server's history is needed: there was no poll for a while, or the run restarted. */
   breaks(run) {
     if (this.base === null || this.before === null) return true;
     const passed = run.elapsed_s - this.before.elapsed_s;
     return passed < 0 || passed > LONGEST_GAP_S;
   }
 
-  /** The newest `seconds` (all of them without), in at most `most` rows. */
+  /** The newest `seconds` (0: all), in at most `most` rows. */
   window(seconds, most) {
     const end = this.rows.at(-1)?.t ?? 0;
     const first = seconds ? this.rows.findIndex((row) => row.t >= end - seconds) : 0;
@@ -50,7 +50,7 @@ export class Rows {
     return found;
   }
 
-  /** When something happened that the server dates by the clock, in seconds since the run began; null: before anything that is known. */
+  /** Seconds since the start of the run for a Unix time; null: before the first row. */
   at(unix) {
     const after = this.rows.find((row) => (row.time ?? -Infinity) >= unix);
     const near = after ?? this.rows.at(-1);
@@ -90,7 +90,7 @@ function evaluationMark(before, run, t) {
   return news ? [{ t, kind: "evaluation", ...run.evaluation }] : [];
 }
 
-/** Where time went lately, by role; while a run does not train, what its components are doing now. */
+/** Recent shares of time by role; current states of components while the run does not train. */
 function shares(run) {
   const found = { ...run.diagnosis?.shares };
   const components = run.components ?? [];
@@ -105,45 +105,45 @@ function shares(run) {
 
 function stalenessBetween(before, now) {
   const counts = {};
-  for (const [age, count] of Object.entries(now?.counts ?? {})) {
-    const more = count - (before?.counts?.[age] ?? 0);
-    if (more > 0) counts[age] = more;
+  for (const [staleness, count] of Object.entries(now?.counts ?? {})) {
+    const more = count - (before?.counts?.[staleness] ?? 0);
+    if (more > 0) counts[staleness] = more;
   }
   return { ...momentsOf(counts), bound: boundOf(now?.bound), counts };
 }
 
-/** A bound as a number; null: none. */
+/** A bound as a number; null: unbounded. */
 export function boundOf(bound) {
   return typeof bound === "number" ? bound : null;
 }
 
-/** Least, mean, 99th percentile and greatest of a histogram by age. */
+/** Minimum, mean, 99th percentile and maximum of a histogram by staleness. */
 export function momentsOf(counts) {
-  const ages = Object.keys(counts).map(Number).sort((a, b) => a - b);
-  const total = ages.reduce((sum, age) => sum + counts[age], 0);
+  const levels = Object.keys(counts).map(Number).sort((a, b) => a - b);
+  const total = levels.reduce((sum, staleness) => sum + counts[staleness], 0);
   if (total === 0) return { count: 0, min: null, mean: null, p99: null, max: null };
   let seen = 0;
-  const p99 = ages.find((age) => (seen += counts[age]) >= Math.ceil(0.99 * total));
-  const mean = ages.reduce((sum, age) => sum + age * counts[age], 0) / total;
-  return { count: total, min: ages[0], mean, p99, max: ages.at(-1) };
+  const p99 = levels.find((staleness) => (seen += counts[staleness]) >= Math.ceil(0.99 * total));
+  const mean = levels.reduce((sum, staleness) => sum + staleness * counts[staleness], 0) / total;
+  return { count: total, min: levels[0], mean, p99, max: levels.at(-1) };
 }
 
-/** Counts of the newest rows: of `USED` trajectories, or of so many seconds. */
+/** Counts of the newest rows: of `USED` trajectories or `RECENT_S` seconds. */
 export function recentCounts(rows) {
   const counts = {};
   let total = 0;
   let covered = 0;
   for (let at = rows.length - 1; at >= 0 && total < USED && covered < RECENT_S; at -= 1) {
     covered += rows[at].span_s ?? 0;
-    for (const [age, count] of Object.entries(rows[at].staleness?.counts ?? {})) {
-      counts[age] = (counts[age] ?? 0) + count;
+    for (const [staleness, count] of Object.entries(rows[at].staleness?.counts ?? {})) {
+      counts[staleness] = (counts[staleness] ?? 0) + count;
       total += count;
     }
   }
   return counts;
 }
 
-// Merging: as `tianflow.rundir.history` does ---------------------------------------------------------------------------------
+// Merging, as in `tianflow.rundir.history` -----------------------------------------------------------------------------------
 
 function halved(rows) {
   const found = [];
@@ -175,7 +175,7 @@ function mergedShares(first, second, weights) {
 function mergedStaleness(older, newer) {
   const known = (key) => [older[key], newer[key]].filter((value) => Number.isFinite(value));
   const counts = { ...older.counts };
-  for (const [age, count] of Object.entries(newer.counts ?? {})) counts[age] = (counts[age] ?? 0) + count;
+  for (const [staleness, count] of Object.entries(newer.counts ?? {})) counts[staleness] = (counts[staleness] ?? 0) + count;
   const unbounded = older.bound === null || newer.bound === null;
   return {
     count: (older.count ?? 0) + (newer.count ?? 0),

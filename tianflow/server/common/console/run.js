@@ -1,20 +1,20 @@
-// One run: what it says of itself, once a second, and everything that can be changed in it.
+// View of one run: its document, polled once a second, with settings and actions.
 
 import { Actions } from "./actions.js";
 import { ask, runPath } from "./api.js";
 import { AuditPanel, labelOf } from "./audit.js";
 import { DiagnosisPanel } from "./diagnosis.js";
-import { h, say, show } from "./dom.js";
+import { h, setText, show } from "./dom.js";
 import { MOST_ROWS, Panels } from "./panels.js";
 import { poll } from "./polling.js";
 import { Rows } from "./rows.js";
 import { duration, number, whole } from "./scales.js";
 import { SettingsPanel } from "./settings.js";
 import { StalenessPanel } from "./staleness.js";
-import { capital, ENDED, mood, shortValue } from "./words.js";
+import { capital, ENDED, shortValue, stateClass } from "./words.js";
 
 const EVERY_MS = 1000;
-const RESTING_MS = 4000;
+const INACTIVE_MS = 4000;
 const RANGES = [
   ["5 min", 300],
   ["1 h", 3600],
@@ -22,26 +22,26 @@ const RANGES = [
 ];
 const FACTS = ["elapsed", "steps", "updates", "steps/s", "return", "left"];
 
-/** The page of the run called `id`. `service`: whether the server holds runs that have ended, too. */
+/** The page of the run `id`. `service`: whether the server also has ended runs. */
 export class RunView {
   constructor(id, { service, status }) {
     Object.assign(this, { id, service, status });
     this.rows = new Rows();
     this.audit = [];
     this.seen = {};
-    this.looked = 0;
+    this.polled = 0;
     this.range = 0;
     this.settings = new SettingsPanel(id);
     this.actions = new Actions(id, (state) => this.acted(state));
     this.staleness = new StalenessPanel({ change: (bound) => this.settings.put("balance.max_staleness", bound) });
     this.diagnosis = new DiagnosisPanel({
-      takes: (path) => this.settings.takes(path),
+      hasField: (path) => this.settings.hasField(path),
       use: (path, value) => this.settings.use(path, value),
     });
     this.auditPanel = new AuditPanel();
     this.components = h("tbody");
     this.node = this.build();
-    this.polling = poll(() => this.look(), { every: EVERY_MS, failed: (error) => this.lost(error) });
+    this.polling = poll(() => this.update(), { every: EVERY_MS, failed: (error) => this.lost(error) });
   }
 
   close() {
@@ -81,47 +81,47 @@ export class RunView {
       });
       return h("label", {}, input, h("span", {}, name));
     });
-    return h("fieldset", { class: "ranges" }, h("legend", {}, "Time since the run began, newest"), ...options);
+    return h("fieldset", { class: "ranges" }, h("legend", {}, "Time range of the charts"), ...options);
   }
 
   componentsTable() {
-    const names = ["Component", "Role", "Process", "Doing now", "Settings"];
+    const names = ["Component", "Role", "Process", "State", "Settings"];
     const table = h("table", {}, h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, name)))), this.components);
     const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Components" }, table);
     return h("details", { class: "card", id: "components" }, h("summary", {}, "Components"), scroll);
   }
 
-  // Looking ---------------------------------------------------------------------------------------------------------
+  // Polling ---------------------------------------------------------------------------------------------------------
 
-  async look() {
-    if (this.run && !this.run.progress && performance.now() - this.looked < RESTING_MS) return;
+  async update() {
+    if (this.run && !this.run.progress && performance.now() - this.polled < INACTIVE_MS) return;
     const { data: run } = await ask(runPath(this.id));
-    this.looked = performance.now();
+    this.polled = performance.now();
     this.status.live();
     if (run.progress) await this.live(run);
-    else await this.resting(run);
+    else await this.inactive(run);
     this.run = run;
     this.paint();
   }
 
   async live(run) {
-    if (this.rows.breaks(run)) await this.remember(run);
+    if (this.rows.breaks(run)) await this.loadHistory(run);
     else this.rows.add(run);
     await this.followAudit(`${run.settings?.generation} ${run.state}`);
     await this.settings.follow(run.settings?.generation);
   }
 
-  async resting(run) {
-    if (this.run?.state !== run.state) await this.remember(run);
+  async inactive(run) {
+    if (this.run?.state !== run.state) await this.loadHistory(run);
     await this.followAudit(run.state);
   }
 
-  async remember(run) {
+  async loadHistory(run) {
     try {
       this.rows.begin((await ask(runPath(this.id, `/history?points=${MOST_ROWS}`))).data, run);
     } catch (error) {
       if (error.status === 401 || error.status === 0) throw error;
-      this.rows.begin(null, run); // a server that does not tell: charts begin now
+      this.rows.begin(null, run); // without a history of the server, charts start now
     }
   }
 
@@ -149,11 +149,11 @@ export class RunView {
     if (error.status === 401) return;
     if (error.status === 404) {
       this.polling.stop();
-      this.node.replaceChildren(h("section", { class: "card alone" }, h("h1", {}, "No such run"), h("p", {}, error.message), h("p", {}, h("a", { href: "#/" }, "All runs"))));
+      this.node.replaceChildren(h("section", { class: "card alone" }, h("h1", {}, "Run not found"), h("p", {}, error.message), h("p", {}, h("a", { href: "#/" }, "All runs"))));
     }
     const last = this.run?.state;
     const over = error.status === 0 && (last === "stopping" || last === "draining" || ENDED.includes(last));
-    this.status.lost(over ? "The run has ended, and its server with it." : error.message);
+    this.status.lost(over ? "The run and its server have ended." : error.message);
     if (over) {
       this.run = { ...this.run, state: "stopped" };
       this.paint();
@@ -161,7 +161,7 @@ export class RunView {
     }
   }
 
-  // Painting --------------------------------------------------------------------------------------------------------
+  // Drawing ---------------------------------------------------------------------------------------------------------
 
   paint() {
     const run = this.run;
@@ -186,21 +186,21 @@ export class RunView {
   }
 
   paintHead(run) {
-    this.state.className = `state ${mood(run.state)}`;
-    say(this.state, run.state);
-    say(this.lead, [run.algorithm, run.environment].filter(Boolean).join(" on "));
+    this.state.className = `state ${stateClass(run.state)}`;
+    setText(this.state, run.state);
+    setText(this.lead, [run.algorithm, run.environment].filter(Boolean).join(" on "));
     show(this.strip, run.progress || run.summary);
     const reasons = (run.reasons ?? []).filter(Boolean);
-    if (run.state === "pending" && !reasons.length) reasons.push("it waits until there is room for another run");
+    if (run.state === "pending" && !reasons.length) reasons.push("it waits for capacity");
     show(this.reasons, !run.ready && reasons.length);
-    say(this.reasons, capital(reasons.join("; ")));
+    setText(this.reasons, capital(reasons.join("; ")));
     const left = Object.values(run.progress?.time_left_s ?? {});
-    say(this.facts.elapsed, duration(run.elapsed_s ?? run.summary?.training_s));
-    say(this.facts.steps, whole(run.progress?.env_steps ?? run.summary?.env_steps));
-    say(this.facts.updates, whole(run.progress?.updates ?? run.summary?.updates));
-    say(this.facts["steps/s"], number(run.throughput?.env_steps_per_s?.["10"] ?? run.summary?.steps_per_s));
-    say(this.facts.return, number(run.returns?.mean ?? run.summary?.mean_return));
-    say(this.facts.left, left.length ? duration(Math.min(...left), 1) : "–");
+    setText(this.facts.elapsed, duration(run.elapsed_s ?? run.summary?.training_s));
+    setText(this.facts.steps, whole(run.progress?.env_steps ?? run.summary?.env_steps));
+    setText(this.facts.updates, whole(run.progress?.updates ?? run.summary?.updates));
+    setText(this.facts["steps/s"], number(run.throughput?.env_steps_per_s?.["10"] ?? run.summary?.steps_per_s));
+    setText(this.facts.return, number(run.returns?.mean ?? run.summary?.mean_return));
+    setText(this.facts.left, left.length ? duration(Math.min(...left), 1) : "–");
   }
 
   paintEnd(run) {
@@ -208,9 +208,9 @@ export class RunView {
     show(this.ended, summary);
     if (!summary || this.summarised === run.ended) return;
     this.summarised = run.ended;
-    const told = Object.entries(summary).filter(([, value]) => value !== null && typeof value !== "object");
-    const items = told.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : shortValue(value))));
-    this.ended.replaceChildren(h("h2", { id: "ended-title" }, "What it came to"), h("dl", { class: "summary" }, ...items));
+    const shown = Object.entries(summary).filter(([, value]) => value !== null && typeof value !== "object");
+    const items = shown.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : shortValue(value))));
+    this.ended.replaceChildren(h("h2", { id: "ended-title" }, "Summary"), h("dl", { class: "summary" }, ...items));
   }
 
   paintComponents(components) {

@@ -1,15 +1,15 @@
-// All runs of a server, newest first, a page at a time.
+// The list of runs, newest first, page by page.
 
 import { ask, RUNS } from "./api.js";
-import { h, say, show } from "./dom.js";
+import { h, setText, show } from "./dom.js";
 import { poll } from "./polling.js";
 import { number, whole } from "./scales.js";
-import { mood } from "./words.js";
+import { stateClass } from "./words.js";
 
 const EVERY_MS = 2000;
-const COLUMNS = ["Run", "State", "What", "Steps", "Steps/s", "Return", "Staleness", "Held back by"];
+const COLUMNS = ["Run", "State", "Algorithm", "Steps", "Steps/s", "Return", "Staleness", "Diagnosis"];
 
-/** Where a run's page is. */
+/** Address of a run's page. */
 export function pageOf(id) {
   return `#/runs/${encodeURIComponent(id)}`;
 }
@@ -21,7 +21,7 @@ export class RunsView {
     this.pages = 1;
     this.body = h("tbody");
     this.shown = new Map();
-    this.none = h("p", { class: "unit", hidden: true }, "There is no run yet.");
+    this.none = h("p", { class: "unit", hidden: true }, "No runs yet.");
     this.submit = h("a", { class: "button primary", href: "#/submit", hidden: true }, "Submit a run");
     this.more = h("button", { type: "button", hidden: true, onclick: () => this.showMore() }, "Show older runs");
     const head = h("thead", {}, h("tr", {}, ...COLUMNS.map((name) => h("th", { scope: "col" }, name))));
@@ -32,7 +32,7 @@ export class RunsView {
       h("header", { class: "head" }, h("div", { class: "title" }, h("h1", {}, "Runs"), this.submit)),
       h("section", { class: "card" }, this.none, scroll, this.more),
     );
-    this.polling = poll(() => this.look(), { every: EVERY_MS, failed: (error) => this.status.lost(error.message) });
+    this.polling = poll(() => this.update(), { every: EVERY_MS, failed: (error) => this.status.lost(error.message) });
   }
 
   close() {
@@ -44,7 +44,7 @@ export class RunsView {
     this.polling.now();
   }
 
-  async look() {
+  async update() {
     const runs = [];
     let next = RUNS;
     let service = false;
@@ -70,7 +70,7 @@ export class RunsView {
       this.shown.get(run.id).draw(run);
     }
     const wanted = ids.map((id) => this.shown.get(id).node);
-    // Rows stay where they are while nothing came or went: whoever is on one of their links stays on it.
+    // Rows are replaced only when runs were added or removed, so that a focused link keeps the focus.
     if (wanted.length !== this.body.children.length || wanted.some((node, at) => node !== this.body.children[at])) this.body.replaceChildren(...wanted);
   }
 }
@@ -83,8 +83,8 @@ class Line {
   }
 
   draw(run) {
-    this.state.className = `state ${mood(run.state)}`;
-    say(this.state, run.state);
+    this.state.className = `state ${stateClass(run.state)}`;
+    setText(this.state, run.state);
     const staleness = run.staleness?.max === null || run.staleness?.max === undefined ? "–" : `${whole(run.staleness.max)} of ${run.staleness.bound === "unbounded" ? "∞" : run.staleness.bound}`;
     const reasons = (run.reasons ?? []).join("; ");
     const texts = [
@@ -95,6 +95,6 @@ class Line {
       staleness,
       run.bottleneck ?? (reasons || "–"),
     ];
-    texts.forEach((text, at) => say(this.cells[at], text));
+    texts.forEach((text, at) => setText(this.cells[at], text));
   }
 }

@@ -1,9 +1,9 @@
-// Axes with round ticks, and numbers in few characters.
+// Axes with round ticks, and short forms of numbers.
 
 const STEPS = [1, 2, 2.5, 5, 10];
 const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 const UNITS = [[216000, 86400, "d"], [10800, 3600, "h"], [180, 60, "min"], [0, 1, "s"]];
-/** From how many seconds on an axis counts in what. */
+/** Unit of a time axis by its length in seconds. */
 const NOTHING = "–";
 
 function roundStep(least, whole) {
@@ -13,7 +13,7 @@ function roundStep(least, whole) {
 }
 
 /**
- * An axis around `values`; those that are no numbers count for nothing.
+ * An axis for `values`; missing numbers are ignored.
  * @returns {{low: number, high: number, ticks: {value: number, label: string}[]}}
  */
 export function valueAxis(values, { zero = true, whole = false, count = 4, unit = 1, suffix = "" } = {}) {
@@ -60,7 +60,7 @@ export function timeAxis(low, high, count = 5) {
   return { low, high: low + span, ticks };
 }
 
-/** Seconds as people say them, in at most `parts` units: `5 min`, `1 h 30 min`. */
+/** Seconds in at most `parts` units: `5 min`, `1 h 30 min`. */
 export function duration(seconds, parts = 2) {
   if (!Number.isFinite(seconds)) return NOTHING;
   let left = Math.round(seconds);

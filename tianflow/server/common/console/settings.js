@@ -1,14 +1,14 @@
-// A form for each resource of live settings. A change is a merge patch of what was edited, made for the generation that was read.
+// A form for each resource of live settings. A change is a merge patch of the edited fields, for the generation that was read.
 
 import { ask, MERGE_PATCH, runPath } from "./api.js";
-import { announce, h, say, show } from "./dom.js";
+import { announce, h, setText, show } from "./dom.js";
 import { Field } from "./fields.js";
 import { refused } from "./words.js";
 
 const RESOURCES = ["balance", "actors", "learner", "replay", "weights", "evaluation"];
 const OPEN = ["balance", "actors", "learner"];
-const HOME = { algorithm: "learner" };
-/** Resources that are not called as the section of the config that a setting is in. */
+const RESOURCE_OF = { algorithm: "learner" };
+/** Sections whose resource has another name. */
 
 /** All forms of a run. */
 export class SettingsPanel {
@@ -17,7 +17,7 @@ export class SettingsPanel {
     this.forms = new Map(RESOURCES.map((name) => [name, new ResourceForm(id, name)]));
     this.problem = h("p", { class: "error", hidden: true });
     this.generation = null;
-    this.note = h("p", { class: "unit" }, "Changes are in force within a second, and recorded in the audit.");
+    this.note = h("p", { class: "unit" }, "Changes take effect within a second, and are recorded in the audit log.");
     this.node = h(
       "section",
       { class: "settings", id: "settings", tabindex: "-1", "aria-labelledby": "settings-title" },
@@ -28,7 +28,7 @@ export class SettingsPanel {
     );
   }
 
-  /** Read everything again if `generation` is not the one that is shown. */
+  /** Reload all forms if `generation` differs from the one that is shown. */
   async follow(generation) {
     if (generation === this.generation) return;
     try {
@@ -38,32 +38,32 @@ export class SettingsPanel {
       show(this.problem, false);
     } catch (error) {
       if (error.status === 401 || error.status === 0) throw error;
-      say(this.problem, `The settings cannot be shown. ${error.message}`);
+      setText(this.problem, `The settings cannot be loaded. ${error.message}`);
       show(this.problem, true);
     }
   }
 
-  /** Whether there is a field for the setting at `path`. */
-  takes(path) {
+  /** Whether the setting at `path` has a field. */
+  hasField(path) {
     return Boolean(this.field(path));
   }
 
-  /** Put `value` into the field of the setting at `path`, for a person to apply it. */
+  /** Put `value` into the field of the setting at `path`; the user applies it. */
   use(path, value) {
     const form = this.form(path);
     form.node.open = true;
     this.field(path).type(value);
-    announce(`${path} = ${value} is in the form; apply it to put it in force`);
+    announce(`${path} = ${value} is in the form; apply it to change the setting`);
   }
 
-  /** Put `value` in force at once. */
+  /** Change a setting at once. */
   async put(path, value) {
     await this.form(path).send({ [key(path)]: value });
   }
 
   form(path) {
     const section = path.split(".")[0];
-    return this.forms.get(HOME[section] ?? section);
+    return this.forms.get(RESOURCE_OF[section] ?? section);
   }
 
   field(path) {
@@ -75,7 +75,7 @@ function key(path) {
   return path.split(".")[1];
 }
 
-/** Schemas of the patches, by resource; empty where the server describes none. */
+/** Schemas of the patches, by resource; empty if the server does not describe them. */
 async function schemasOf() {
   const { data } = await ask("/openapi.json");
   const found = {};
@@ -85,7 +85,7 @@ async function schemasOf() {
   return found;
 }
 
-/** Where a resource has the settings of either of several algorithms, those that `values` belong to. */
+/** The properties of the algorithm that `values` belong to, if a resource has alternatives. */
 function propertiesOf(schema, values) {
   const names = Object.keys(values);
   const fitting = [schema ?? {}, ...(schema?.anyOf ?? [])].find((entry) => names.every((name) => entry.properties?.[name]));
@@ -140,7 +140,7 @@ class ResourceForm {
     const dirty = [...this.fields.values()].some((field) => field.dirty);
     this.apply.disabled = !dirty;
     this.undo.disabled = !dirty;
-    if (!quiet) say(this.done, "");
+    if (!quiet) setText(this.done, "");
   }
 
   reset() {
@@ -180,16 +180,16 @@ class ResourceForm {
     } catch (error) {
       await this.blame(error);
     }
-    // A button that is pressed and then disabled loses the focus of the keyboard.
+    // A button loses the keyboard focus when it is disabled.
     if (applying && this.apply.disabled) this.fields.values().next().value?.input.focus();
   }
 
   accept(patch, values, etag) {
     for (const name of Object.keys(patch)) this.fields.get(name)?.set(values[name]);
     this.show(values, etag);
-    say(this.done, "In force");
-    const told = Object.keys(patch).map((name) => `${name} = ${JSON.stringify(values[name])}`);
-    announce(`In force: ${told.join(", ")}`);
+    setText(this.done, "Applied");
+    const changes = Object.keys(patch).map((name) => `${name} = ${JSON.stringify(values[name])}`);
+    announce(`Applied: ${changes.join(", ")}`);
   }
 
   async blame(error) {
@@ -205,7 +205,7 @@ class ResourceForm {
     if (first) first.input.focus();
     if (error.status === 412) {
       await this.load();
-      this.refuse("Someone changed settings meanwhile. The others show what is in force now; apply again to put yours in force.");
+      this.refuse("Settings were changed meanwhile. The other fields show the new values; apply again to apply your change.");
     } else if (rest.length || !first) {
       this.refuse(rest.join(" ") || error.message);
     }
@@ -213,6 +213,6 @@ class ResourceForm {
 
   refuse(text) {
     show(this.error, text);
-    say(this.error, text ?? "");
+    setText(this.error, text ?? "");
   }
 }

@@ -1,7 +1,7 @@
-// What the console is about: how stale what is trained on was, against the bound. The number now, and all of it over time.
+// Staleness of the trajectories trained on, against the bound: the current values, and a chart over time.
 
 import { Chart, line } from "./charts.js";
-import { h, s, say, show } from "./dom.js";
+import { h, s, setText, show } from "./dom.js";
 import { timeSpan } from "./panels.js";
 import { boundOf, momentsOf, recentCounts } from "./rows.js";
 import { number, percent, valueAxis, whole } from "./scales.js";
@@ -9,25 +9,25 @@ import { number, percent, valueAxis, whole } from "./scales.js";
 const LEVELS = 6;
 const COLUMNS = 140;
 const TALLEST = 20;
-/** Rows of cells; older ages share one. */
+/** Maximum rows of cells; further values share rows. */
 const BESIDE = 74;
 
-/** The middle of the page. */
+/** The main panel of a run. */
 export class StalenessPanel {
-  /** `change(bound)`: ask for another one. */
+  /** `change(bound)`: request another bound. */
   constructor({ change }) {
     this.worst = h("b", { class: "worst", id: "staleness-now" }, "–");
     this.bound = h("span", { class: "bound", id: "bound-now" }, "–");
     this.unit = h("p", { class: "unit" });
     this.facts = h("dl", { class: "facts" });
     this.values = {};
-    for (const name of ["mean", "p99", "least"]) {
+    for (const name of ["mean", "p99", "min"]) {
       this.values[name] = h("dd", {}, "–");
       this.facts.append(h("div", {}, h("dt", {}, name), this.values[name]));
     }
     this.verdict = h("p", { class: "kept" });
-    this.tighter = h("button", { type: "button", class: "step", onclick: () => change(this.now - 1), "aria-label": "Bound: one less" }, "−");
-    this.wider = h("button", { type: "button", class: "step", onclick: () => change(this.now + 1), "aria-label": "Bound: one more" }, "+");
+    this.tighter = h("button", { type: "button", class: "step", onclick: () => change(this.now - 1), "aria-label": "Decrease the bound" }, "−");
+    this.wider = h("button", { type: "button", class: "step", onclick: () => change(this.now + 1), "aria-label": "Increase the bound" }, "+");
     this.chart = stalenessChart();
     this.now = null;
     this.node = h(
@@ -41,7 +41,7 @@ export class StalenessPanel {
         this.unit,
         this.facts,
         this.verdict,
-        h("div", { class: "stepper", role: "group", "aria-label": "Bound of staleness" }, this.tighter, h("span", {}, "bound"), this.wider),
+        h("div", { class: "stepper", role: "group", "aria-label": "Staleness bound" }, this.tighter, h("span", {}, "bound"), this.wider),
       ),
       this.chart.node,
     );
@@ -53,27 +53,27 @@ export class StalenessPanel {
 
   /** `rows` to draw, `all` of them for the numbers of a run that has ended. */
   draw(rows, run, marks) {
-    const told = run.staleness ?? {};
+    const current = run.staleness ?? {};
     const last = rows.at(-1)?.staleness ?? {};
-    this.now = boundOf(told.bound === undefined ? last.bound : told.bound);
-    say(this.worst, whole(told.max ?? last.max ?? NaN));
-    say(this.bound, this.now === null ? (told.bound === "unbounded" ? "∞" : "–") : whole(this.now));
+    this.now = boundOf(current.bound === undefined ? last.bound : current.bound);
+    setText(this.worst, whole(current.max ?? last.max ?? NaN));
+    setText(this.bound, this.now === null ? (current.bound === "unbounded" ? "∞" : "–") : whole(this.now));
     this.worst.parentElement.classList.toggle("long", this.worst.textContent.length > 2);
-    say(this.unit, told.bound === "unbounded" ? "updates behind at most, without a bound" : "updates behind at most, of those allowed");
-    say(this.values.mean, number(told.mean ?? last.mean));
-    say(this.values.p99, number(told.p99 ?? last.p99));
-    say(this.values.least, number(told.min ?? last.min));
-    this.judge(told);
+    setText(this.unit, current.bound === "unbounded" ? "updates behind the learner at most" : "updates behind the learner at most, of the bound");
+    setText(this.values.mean, number(current.mean ?? last.mean));
+    setText(this.values.p99, number(current.p99 ?? last.p99));
+    setText(this.values.min, number(current.min ?? last.min));
+    this.showVerdict(current);
     this.tighter.disabled = this.now === null || this.now <= 0;
     this.chart.draw(stalenessPicture(rows, marks));
   }
 
-  judge(told) {
-    const broken = told.violations ?? 0;
-    const free = told.bound === "unbounded";
+  showVerdict(current) {
+    const broken = current.violations ?? 0;
+    const free = current.bound === "unbounded";
     this.verdict.className = `kept ${broken ? "bad" : free ? "free" : "good"}`;
-    say(this.verdict, broken ? `${whole(broken)} beyond the bound in force` : free ? "There is no bound" : "Never beyond the bound");
-    show(this.verdict, told.violations !== undefined);
+    setText(this.verdict, broken ? `${whole(broken)} above the bound` : free ? "Unbounded" : "Never above the bound");
+    show(this.verdict, current.violations !== undefined);
   }
 
   /** Whether the run can be changed. */
@@ -84,7 +84,7 @@ export class StalenessPanel {
 
 /** The chart of staleness against its bound. */
 export function stalenessChart() {
-  const chart = new Chart({ title: "Staleness over time", unit: "updates behind, share of what was trained on", css: "tall", right: BESIDE });
+  const chart = new Chart({ title: "Staleness over time", unit: "updates behind, share of the trajectories trained on", css: "tall", right: BESIDE });
   chart.node.id = "chart-staleness";
   return chart;
 }
@@ -104,9 +104,9 @@ export function stalenessPicture(rows, marks) {
     rows,
     marks,
     x: timeSpan(rows),
-    y: ageAxis(bins, size),
+    y: stalenessAxis(bins, size),
     legend: [
-      { key: "share", name: "share, few to most", css: "ramp", text: () => "" },
+      { key: "share", name: "share, low to high", css: "ramp", text: () => "" },
       { key: "mean", name: "mean", css: "ink", text: (row) => number(row.staleness?.mean) },
       { key: "bound", name: "bound", css: "c1 steps", text: (row) => (Number.isFinite(row.staleness?.bound) ? whole(row.staleness.bound) : "none") },
     ],
@@ -120,50 +120,50 @@ export function stalenessPicture(rows, marks) {
   };
 }
 
-/** Where an age is among bins: in the middle of its own where each age has one. */
-function place(age, size) {
-  return size === 1 ? age + 0.5 : age / size;
+/** Position of a staleness among the bins: the middle of its bin if each value has a bin. */
+function place(staleness, size) {
+  return size === 1 ? staleness + 0.5 : staleness / size;
 }
 
-/** Bin b lies between b and b + 1; there is some room above, so that what goes beyond the bound is seen. */
-function ageAxis(bins, size) {
+/** Bin b lies between b and b + 1. Space above the bound shows violations. */
+function stalenessAxis(bins, size) {
   const { ticks: round } = valueAxis([0, bins * size - 1], { whole: true, count: 5 });
   const ticks = round.map(({ value, label }) => ({ value: place(value, size), label })).filter(({ value }) => value <= bins);
   return { low: 0, high: bins + Math.max(0.5, 0.12 * bins), ticks };
 }
 
-/** Neighbouring rows together, `COLUMNS` at most: shares of each age, from one time to another. */
+/** Neighbouring rows together, `COLUMNS` at most: shares by staleness for each span of time. */
 function grouped(rows) {
   const each = Math.max(1, Math.ceil(rows.length / COLUMNS));
   const columns = [];
   for (let at = 0; at < rows.length; at += each) {
     const part = rows.slice(at, at + each);
     const counts = {};
-    for (const row of part) for (const [age, count] of Object.entries(row.staleness?.counts ?? {})) counts[age] = (counts[age] ?? 0) + count;
+    for (const row of part) for (const [staleness, count] of Object.entries(row.staleness?.counts ?? {})) counts[staleness] = (counts[staleness] ?? 0) + count;
     const from = part[0].t - (part[0].span_s ?? 0);
     const before = columns.at(-1)?.to ?? from;
-    // Where looks follow each other a hair's breadth apart, there is no gap.
+    // Polls that nearly touch leave no gap.
     columns.push({ from: from - before < 1.5 ? before : from, to: part.at(-1).t, counts });
   }
   return columns;
 }
 
-/** Shares by bin. From 16 on an age stands for all that have its three first binary digits, and is spread over them. */
+/** Shares by bin. From 16 on, a value stands for all with the same three first binary digits, and is spread over them. */
 function shares(counts, size) {
   const found = new Map();
   const total = Object.values(counts).reduce((sum, count) => sum + count, 0);
   for (const [key, count] of Object.entries(counts)) {
-    const age = Number(key);
-    const width = age < 16 ? 1 : 2 ** (Math.floor(Math.log2(age)) - 3);
-    for (let bin = Math.floor(age / size); bin * size < age + width; bin += 1) {
-      const overlap = Math.min(age + width, (bin + 1) * size) - Math.max(age, bin * size);
+    const staleness = Number(key);
+    const width = staleness < 16 ? 1 : 2 ** (Math.floor(Math.log2(staleness)) - 3);
+    for (let bin = Math.floor(staleness / size); bin * size < staleness + width; bin += 1) {
+      const overlap = Math.min(staleness + width, (bin + 1) * size) - Math.max(staleness, bin * size);
       found.set(bin, (found.get(bin) ?? 0) + (count / total) * (overlap / width));
     }
   }
   return found;
 }
 
-/** One path for each level of darkness. */
+/** One path for each shade. */
 function cells(frame, columns, peak) {
   const paths = Array.from({ length: LEVELS }, () => "");
   for (const { from, to, shares: found } of columns) {
@@ -178,7 +178,7 @@ function cells(frame, columns, peak) {
   return paths.map((path, level) => s("path", { class: `cell level${level}`, d: path || "M0 0" }));
 }
 
-/** The newest shares, beside the picture and on its axis. */
+/** The newest shares, beside the chart and on its axis. */
 function marginal(frame, counts, size, bins) {
   const nodes = [];
   const found = shares(counts, size);

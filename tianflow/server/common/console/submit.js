@@ -1,7 +1,7 @@
-// A form for a new run: a config that comes with tianflow, or one of your own, and single settings beside it.
+// A form for a new run: a shipped config or sections as JSON, with overrides.
 
 import { ask, RUNS } from "./api.js";
-import { h, newId, say, show } from "./dom.js";
+import { h, newId, setText, show } from "./dom.js";
 import { pageOf } from "./runs.js";
 import { refused } from "./words.js";
 
@@ -9,18 +9,18 @@ import { refused } from "./words.js";
 export class SubmitView {
   constructor({ status }) {
     this.status = status;
-    this.name = this.text("Config", "input", { value: "cartpole_ppo", type: "text" }, "Name of a config that comes with tianflow, such as cartpole_ppo or pong_impala.");
-    this.config = this.text("Or sections of your own", "textarea", { rows: 6, placeholder: '{"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}}' }, "JSON; used instead of the name when there is any.");
+    this.name = this.text("Config", "input", { value: "cartpole_ppo", type: "text" }, "Name of a shipped config, such as cartpole_ppo or pong_impala.");
+    this.config = this.text("Config as JSON", "textarea", { rows: 6, placeholder: '{"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}}' }, "Sections of a config as JSON; replaces the name if it is not empty.");
     this.overrides = h("div", { class: "overrides" });
     this.error = h("p", { class: "error", role: "alert", hidden: true });
     const add = h("button", { type: "button", onclick: () => this.add().key.focus() }, "Add a setting");
     const settings = h(
       "fieldset",
       { class: "plain" },
-      h("legend", {}, "Settings beside it"),
+      h("legend", {}, "Overrides"),
       this.overrides,
       add,
-      h("p", { class: "hint" }, "For example balance.max_staleness and 2. Values are JSON; anything else is a text."),
+      h("p", { class: "hint" }, "For example balance.max_staleness and 2. Values are JSON or plain text."),
     );
     const form = h("form", { novalidate: true, class: "card submit", onsubmit: (event) => this.send(event) });
     form.append(this.name.node, this.config.node, settings, this.error, h("div", { class: "row" }, h("button", { type: "submit", class: "primary" }, "Submit"), h("a", { class: "button", href: "#/" }, "Back")));
@@ -48,7 +48,7 @@ export class SubmitView {
     const value = h("input", { type: "text", "aria-label": "Value", placeholder: "value", autocomplete: "off", spellcheck: "false" });
     const error = h("p", { class: "error", id: `${id}-error`, hidden: true });
     const line = { key, value, error, refuse: (text) => blame(value, error, text, "") };
-    const away = h("button", { type: "button", "aria-label": "Take this setting away", onclick: () => this.remove(line) }, "×");
+    const away = h("button", { type: "button", "aria-label": "Remove this setting", onclick: () => this.remove(line) }, "×");
     line.node = h("div", { class: "override" }, key, value, away, error);
     this.lines.push(line);
     this.overrides.append(line.node);
@@ -69,7 +69,7 @@ export class SubmitView {
       try {
         config = JSON.parse(this.config.input.value);
       } catch (error) {
-        this.config.refuse(`Is no JSON: ${error.message}`);
+        this.config.refuse(`Is not valid JSON: ${error.message}`);
         this.config.input.focus();
         return;
       }
@@ -77,7 +77,7 @@ export class SubmitView {
     const given = this.lines.filter((line) => line.key.value.trim() && line.value.value.trim());
     const overrides = Object.fromEntries(given.map((line) => [line.key.value.trim(), valueOf(line.value.value.trim())]));
     try {
-      // The same answer if the connection breaks and the form is sent again: one run, not two.
+      // With the same key, a repeated request after a broken connection starts one run, not two.
       this.key = this.key && this.sent === JSON.stringify({ config, overrides }) ? this.key : crypto.randomUUID?.() ?? String(Math.random());
       this.sent = JSON.stringify({ config, overrides });
       const { data } = await ask(RUNS, { method: "POST", body: { config, overrides }, headers: { "Idempotency-Key": this.key } });
@@ -106,12 +106,12 @@ export class SubmitView {
 
   refuse(text) {
     show(this.error, text);
-    say(this.error, text ?? "");
+    setText(this.error, text ?? "");
   }
 }
 
 function blame(input, error, text, hint) {
-  say(error, text ?? "");
+  setText(error, text ?? "");
   show(error, text);
   input.setAttribute("aria-invalid", String(Boolean(text)));
   const described = [text ? error.id : "", hint].filter(Boolean).join(" ");

@@ -1,18 +1,18 @@
-// What states, verdicts and refusals are called.
+// Labels of states, verdicts and refusals.
 
 export const ENDED = ["done", "failed", "stopped"];
 
-/** What holds a run back, as a headline. */
+/** Headlines of the diagnosis. */
 const VERDICTS = {
-  "sampling-bound": "The actors hold it back",
-  "learning-bound": "The learner holds it back",
-  "transport-bound": "The way between the halves holds it back",
-  "balance-bound": "Each half waits for the other in turn",
-  balanced: "Neither half holds the other back",
-  stalled: "It stands still",
-  starting: "Too early to say",
+  "sampling-bound": "The learner waits for the actors",
+  "learning-bound": "The actors wait for the learner",
+  "transport-bound": "Most of the time is spent in transit",
+  "balance-bound": "Actors and learner wait in turn",
+  balanced: "Neither actors nor learner wait",
+  stalled: "Stalled",
+  starting: "Not enough data yet",
   paused: "Paused",
-  draining: "Draining: nothing new is begun",
+  draining: "Draining: no new trajectories",
   stopping: "Stopping",
 };
 
@@ -21,14 +21,14 @@ export function verdictTitle(diagnosis) {
   return diagnosis.component ? `${title}: ${diagnosis.component}` : title;
 }
 
-/** Which colour a state has: good, waiting, still or bad. */
-export function mood(state) {
+/** CSS class of a state: good, waiting, still or bad. */
+export function stateClass(state) {
   if (state === "running" || state === "done") return "good";
   if (state === "failed") return "bad";
   return ["paused", "stopped"].includes(state) ? "still" : "waiting";
 }
 
-/** A refused setting in a sentence. */
+/** A refused setting as a sentence. */
 export function refused(error) {
   const accepted = error.accepted ? `; accepted: ${error.accepted}` : "";
   const nearest = error.nearest ? `; did you mean ${error.nearest}?` : "";
@@ -39,7 +39,7 @@ export function capital(text) {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** Any value of a setting on one line. */
+/** A value of a setting on one line. */
 export function shortValue(value) {
   if (value === null || value === undefined) return "–";
   return typeof value === "string" ? value : JSON.stringify(value);
