@@ -2,8 +2,8 @@
 
 
 def main() -> None:
-    """The ``tianflow`` script. A Ctrl-C while it is still being imported is no error of ours, and
-    shows no trace.
+    """The ``tianflow`` script. Ctrl-C during its import prints
+    no traceback.
     """
     try:
         from tianflow.cli.main import main as run

@@ -103,7 +103,7 @@ processes.
 @contextmanager
 def exit_codes() -> Iterator[None]:
     """Convert expected errors, and refusals of the operating system, to messages on stderr and an
-    exit code. Other errors are bugs and keep their traceback.
+    exit code. Other errors are bugs and show their traceback.
     """
     try:
         yield
@@ -119,7 +119,7 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(1) from None
     except TianflowError as error:
         print_error(str(error))
-        # errors with a `bad` attribute tell whether the request was at fault; importing the
+        # a `bad` attribute says whether the request was at fault; importing the
         # classes would cost start-up time
         raise typer.Exit(
             2 if isinstance(error, CheckpointError) or getattr(error, "bad", False) else 1

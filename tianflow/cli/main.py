@@ -136,7 +136,7 @@ def train(
     ] = False,
     until_eof: Annotated[
         bool,
-        typer.Option("--until-eof", help="Stop at the end of standard input."),
+        typer.Option("--until-eof", help="End of standard input as a signal to stop."),
     ] = False,
 ) -> None:
     """Train a policy from CONFIG."""

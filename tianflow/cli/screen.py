@@ -269,7 +269,7 @@ def _shares(shares: Mapping[str, float]) -> Text:
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
-    """A finished run in a few lines, from ``summary.json``. Values that it lacks are left out."""
+    """A finished run in a few lines, from ``summary.json``. Missing values are omitted."""
     lines = [
         f"{summary.get('run', 'run')}: {summary.get('state', 'ended')}"
         + (f" ({reason})" if (reason := summary.get("reason")) else "")

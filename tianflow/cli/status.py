@@ -163,7 +163,7 @@ def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
 def gather(runs_dir: Path) -> list[dict[str, Any]]:
     """The document of every active run, and the other runs of a service that holds them.
 
-    A run that ends during its request is left out.
+    A run that ends during its request is skipped.
 
     Raises:
         RequestError: the service does not answer.

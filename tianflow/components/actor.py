@@ -195,7 +195,7 @@ class Actor:
         while failure is not None:
             self._count(failure)
             self._clock.enter("rebuilding")
-            # The back-off keeps an immediate failure from flooding the log.
+            # Without the back-off, an immediate failure would flood the log.
             await asyncio.sleep(min(2.0, 0.01 * 2 ** len(self._failures)))
             try:
                 await self._compute.run(rollout.rebuild)

@@ -1,6 +1,6 @@
 """learner's weights -> WeightPublisher -> newest weights for every reader.
 
-`PolicyWeights` keeps a policy's own copy of them.
+`PolicyWeights` holds a policy's own copy of them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class WeightPublisher:
 
 
 class PolicyWeights:
-    """Keeps a policy at the newest published weights. Used on the compute thread between steps.
+    """Updates a policy to the newest published weights. Used on the compute thread between steps.
 
     The returned version always belongs to the tensors that the policy holds.
     """

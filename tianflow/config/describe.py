@@ -1,7 +1,7 @@
 """Descriptions of settings, from the models that check them: path, accepted values, default and
 meaning.
 
-The meaning of a setting is the docstring below its field, which pydantic keeps as the field's
+The meaning of a setting is the docstring below its field, which pydantic stores as the field's
 description (``use_attribute_docstrings``).
 """
 

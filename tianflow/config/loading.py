@@ -182,7 +182,7 @@ def to_toml(config: Config, *, only_changed: bool = False) -> str:
 
     Args:
         config: settings.
-        only_changed: leave out settings that equal their default.
+        only_changed: omit settings that equal their default.
     """
     parts = []
     for section, values in config.model_dump(mode="json", exclude_defaults=only_changed).items():

@@ -282,7 +282,7 @@ def _check_deterministic(config: Config) -> list[Problem]:
                 "balance.max_staleness",
                 config.balance.max_staleness,
                 message,
-                "0, with a controller that keeps the bound",
+                "0, with a controller that respects the bound",
             )
         )
     return problems

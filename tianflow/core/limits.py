@@ -13,7 +13,7 @@ from typing import Literal
 class RateLimits:
     """Settings of the replay rate limiter, in items and draws.
 
-    ``diff`` is inserts * samples_per_insert - draws. The limiter keeps it within a band.
+    ``diff`` is inserts * samples_per_insert - draws. The limiter holds it within a band.
 
     Raises:
         ValueError: one side would wait for ever; the message names it.

@@ -27,7 +27,7 @@ class Metric:
             of a state, all its names.
         missing: value while the field is None; without one the family has no series then.
         buckets: upper edges, of a mapping that counts whole numbers; empty for a `Histogram`.
-        exposed: False keeps the field off ``/metrics``.
+        exposed: False excludes the field from ``/metrics``.
     """
 
     help: str
@@ -45,7 +45,7 @@ class Parts:
     """A field that holds a statistics dataclass, or several of them.
 
     Attributes:
-        label: name of the label that tells them apart; empty where there is one.
+        label: name of the label that distinguishes them; empty where there is one.
         key: attribute with the label's value; empty for a mapping, whose keys are the values.
     """
 

@@ -110,7 +110,7 @@ def durations(
     """Durations of trajectories and updates between two samples, by role: `Moments.summary`, for
     actors with `spread_between` them as ``apart``.
 
-    A role without a finished trajectory or update is left out.
+    A role without a finished trajectory or update is omitted.
     """
     old = {component.name: moments(component) or Moments() for component in before}
     found: dict[str, Moments] = {}

@@ -361,7 +361,7 @@ class ComponentStatistics:
     distributions: Mapping[str, Histogram] = field(default_factory=dict)
 
     def with_measures(self, measures: Measures) -> ComponentStatistics:
-        """The same with ``measures`` by their kinds; those that are None are left out."""
+        """The same with ``measures`` by their kinds; those that are None are omitted."""
         found: dict[str, dict[str, float]] = {"counter": {}, "gauge": {}}
         distributions: dict[str, Histogram] = {}
         for each in fields(measures):

@@ -244,7 +244,7 @@ class ActionCodec:
     def decode(self, stored: Array) -> Array:
         """A new array [N, *space shape] of the space's dtype: start added, or a Box clipped.
 
-        It is always a copy, because ``stored`` is in a slot, and an environment may keep or change
+        It is always a copy, because ``stored`` is in a slot, and an environment may store or change
         its actions.
         """
         if self._as_stored:

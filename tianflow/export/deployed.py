@@ -23,7 +23,7 @@ class Deployed(nn.Module):
     """Everything between an environment and the network, and back, as one function of a batch of
     any size.
 
-    The weights are not parameters of this module, so that tracing leaves out what a program does
+    The weights are not parameters of this module, so that tracing omits what a program does
     not need, such as the value.
     """
 

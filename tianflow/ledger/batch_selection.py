@@ -33,7 +33,7 @@ def must_wait_for(committed: Mapping[int, int], open_: Mapping[int, int], batch:
             gains nothing.
     """
     # All remaining tickets fit into the batches up to the horizon, so any larger slack is
-    # equivalent. The cap keeps the work proportional to the number of tickets; a bound may be a
+    # equivalent. The cap makes the work proportional to the number of tickets; a bound may be a
     # million.
     horizon = (sum(committed.values()) + sum(open_.values())) // batch + 1
     left = [0] * (horizon + 1)

@@ -211,7 +211,7 @@ class Ledger:
         self._slots.leave_quarantine(slot, number)
 
     def holder_lost(self, holder: str, reason: str) -> int:
-        """``holder`` ended: drop its open tickets, free its slots, keep its committed trajectories.
+        """``holder`` ended: drop its open tickets, free its slots, retain committed ones.
 
         Returns the number of dropped tickets.
         """

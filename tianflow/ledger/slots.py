@@ -53,7 +53,7 @@ class Slots:
         self._free.append(slot)
 
     def quarantine(self, slot: int, holder: str, number: int) -> None:
-        """Keep ``slot`` back while ``holder`` may still write to it for the given-up ticket
+        """Withhold ``slot`` while ``holder`` may still write to it for the given-up ticket
         ``number``.
         """
         self._quarantine[slot] = (holder, number)

@@ -74,7 +74,7 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis of the time from the first to the last of ``samples``, oldest first.
 
-    Shares cover exactly that time. The samples in between only tell how many trajectories were in
+    Shares cover exactly that time. The samples in between only show how many trajectories were in
     transit. The spread of times is estimated since ``earlier`` (`Window.earlier`).
     """
     run = samples[-1]

@@ -170,7 +170,7 @@ class Recorder:
         )
 
     def _marks(self, now: RunStatistics, t: float) -> tuple[list[Row], int]:
-        """Events since the sample before, and the number of events that are left out."""
+        """Events since the sample before, and the number of omitted events."""
         marks: list[Row] = []
         at = round(t, 3)
         if self._resumed:

@@ -102,7 +102,7 @@ class Window:
         """Number of actors that would saturate the learner, if their environments never paused.
 
         The learner is busy for a share ``w`` of the time with the steps of ``stepping`` actors, so
-        ``stepping / w`` actors keep it busy all the time.
+        ``stepping / w`` actors saturate it.
         """
         return max(1, math.ceil(self.stepping / self.learner_works - 0.1))
 

@@ -67,7 +67,7 @@ def unrescaled(y: Tensor, epsilon: float) -> Tensor:
 
     ``sign(y) (((sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1)``. With ``s``
     the square root and ``z`` the quotient, ``z - 1 = |y| (2 - 4 epsilon / (s + 1 + 2 epsilon)) / (s
-    + 1)``, and the result is ``(z - 1) (z - 1 + 2)``. Without cancellation, float32 keeps its
+    + 1)``, and the result is ``(z - 1) (z - 1 + 2)``. Without cancellation, float32 retains its
     precision near 0.
     """
     s = (1.0 + 4.0 * epsilon * (y.abs() + 1.0 + epsilon)).sqrt()

@@ -30,7 +30,7 @@ def _attribute(value: object) -> str:
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
     """An element. Children other than `Markup` are text. ``class_`` becomes class and
-    ``http_equiv`` http-equiv; an attribute that is None is left out.
+    ``http_equiv`` http-equiv; an attribute that is None is omitted.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'

@@ -2,7 +2,7 @@
 
 A line is written about once a second. At `LIMIT` lines, neighbours are merged: half of the lines
 remain, and each covers twice the time. So there are always between half of `LIMIT` and `LIMIT`
-lines, evenly spaced over the whole run. A merged line keeps the extremes of staleness, and the
+lines, evenly spaced over the whole run. A merged line retains the extremes of staleness, and the
 newest `MARKS` evaluations, changes and resumes each, with the number of those dropped.
 """
 

@@ -110,4 +110,4 @@ class _Worker:
                 self._answers.put((call(), None))
             except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 self._answers.put((None, error))
-            del call  # a waiting thread must not keep a batch alive
+            del call  # a waiting thread must not hold a batch in memory

@@ -37,7 +37,7 @@ def families_of_role(
     Args:
         role: of the components.
         cls: dataclass of their measures.
-        label: name of the label that tells components apart.
+        label: name of the label that distinguishes components.
         named: makes its value of a component's name.
     """
     for field in fields(cls):

@@ -35,7 +35,7 @@ class SinkFeeder:
     """Feeds one sink. A slow or failing sink does not affect the caller of `offer`.
 
     Consumes: rows. Waits: in its thread, for rows and the sink. Unblocked by: `offer`, `close`. The
-    thread is a daemon, so a sink that hangs does not keep the process alive.
+    thread is a daemon, so a sink that hangs does not delay the end of the process.
 
     Args:
         name: of the sink.

@@ -1,6 +1,6 @@
 """`EventStreams`: server-sent events (HTML standard, section 9.2), for a limited number of readers.
 
-A reader that is slow, or was disconnected, resumes where it was. Events that are no longer retained
+A reader that is slow, or was disconnected, resumes where it was. Evicted events
 are reported as one event ``lost`` with their count. Readers that are up to date are written to
 together (`Broadcaster`).
 """

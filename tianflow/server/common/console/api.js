@@ -35,7 +35,7 @@ export function useToken(token) {
   try {
     sessionStorage.setItem(KEY, token.trim());
   } catch {
-    memory = token.trim(); // storage is disabled: keep it until the page is closed
+    memory = token.trim(); // storage is disabled: valid until the page is closed
   }
 }
 

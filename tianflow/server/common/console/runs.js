@@ -70,7 +70,7 @@ export class RunsView {
       this.shown.get(run.id).draw(run);
     }
     const wanted = ids.map((id) => this.shown.get(id).node);
-    // Rows are replaced only when runs were added or removed, so that a focused link keeps the focus.
+    // Rows are replaced only when runs were added or removed, so that a link does not lose the focus.
     if (wanted.length !== this.body.children.length || wanted.some((node, at) => node !== this.body.children[at])) this.body.replaceChildren(...wanted);
   }
 }

@@ -25,7 +25,7 @@ export class StalenessPanel {
       this.values[name] = h("dd", {}, "–");
       this.facts.append(h("div", {}, h("dt", {}, name), this.values[name]));
     }
-    this.verdict = h("p", { class: "kept" });
+    this.verdict = h("p", { class: "verdict-line" });
     this.tighter = h("button", { type: "button", class: "step", onclick: () => change(this.now - 1), "aria-label": "Decrease the bound" }, "−");
     this.wider = h("button", { type: "button", class: "step", onclick: () => change(this.now + 1), "aria-label": "Increase the bound" }, "+");
     this.chart = stalenessChart();
@@ -71,7 +71,7 @@ export class StalenessPanel {
   showVerdict(current) {
     const broken = current.violations ?? 0;
     const free = current.bound === "unbounded";
-    this.verdict.className = `kept ${broken ? "bad" : free ? "free" : "good"}`;
+    this.verdict.className = `verdict-line ${broken ? "bad" : free ? "free" : "good"}`;
     setText(this.verdict, broken ? `${whole(broken)} above the bound` : free ? "Unbounded" : "Never above the bound");
     show(this.verdict, current.violations !== undefined);
   }
