@@ -26,7 +26,6 @@ PACKAGE = ROOT / "tianflow"
 CONSOLE = PACKAGE / "server" / "common" / "console"
 NOT_YET_CLEAN = frozenset(
     {
-        "api",
         "channels",
         "coordinator",
         "exchange",
