@@ -29,16 +29,30 @@ from tianflow.channels.messages import (
     PutSettings,
     SaveState,
     SetComponents,
+    StartHost,
     StatisticsReported,
     Stop,
 )
 from tianflow.core import events
-from tianflow.core.payloads import Episode, Grant, Holdings, StateFile, Trajectory, Version
-from tianflow.core.program import ComponentSpec
+from tianflow.core.layout import make_draw_layout, make_layout
+from tianflow.core.payloads import (
+    ActionSpec,
+    EnvironmentSpec,
+    Episode,
+    Grant,
+    Holdings,
+    LeafSpec,
+    StateFile,
+    Trajectory,
+    Version,
+)
+from tianflow.core.program import ComponentSpec, HostPlan, HostSpec
 from tianflow.core.statistics import ComponentStatistics, HistogramBuilder, StateClock
 from tianflow.errors import BrokenChannelError
 from tianflow.interfaces import LiveSettings
 
+DISCRETE = ActionSpec("discrete", (), "int64", (3,), (1,))
+BOX = ActionSpec("box", (2,), "float32", low=(-math.inf, -1.0), high=(math.inf, 1.0))
 SHIPPED = [cls for cls in MESSAGES.classes if cls.__module__.startswith("tianflow.")]
 PLAIN = {
     bool: st.booleans(),
@@ -131,6 +145,20 @@ def test_numbers_that_are_not_finite_come_back() -> None:
         distributions={"s": timed.read()},
     )
     assert (sent,) == travelled(MESSAGES, StatisticsReported((sent,))).components
+
+
+@pytest.mark.parametrize("action", [DISCRETE, BOX])
+def test_what_a_host_starts_with_comes_back_the_same(action: ActionSpec) -> None:
+    leaves = (LeafSpec("camera", (1, 5, 5), "uint8"), LeafSpec("mode", (), "int64", (4,)))
+    spec = EnvironmentSpec("Full-v0", leaves, action, 3, "same_step", frames_per_step=4)
+    layout = make_layout(spec, steps=5, state_spec={"h": (7,)}, return_accumulator=True)
+    draws = make_draw_layout(spec, length=5, items=11, state_spec={})
+    host = HostSpec("all", (ComponentSpec("learner", "learner"),), (0, 2), 3)
+    plan = HostPlan(
+        host, spec, layout, Version(2, 7), 9, draws, 1, 2, Version(2, 6), Path("checkpoints/v1-7")
+    )
+    sent = StartHost(plan, PutSettings.of(LiveSettings(cartpole(), None), 5), "shm://")
+    assert sent == travelled(MESSAGES, sent)
 
 
 def test_settings_come_back_the_same() -> None:
@@ -234,9 +262,8 @@ def test_a_class_that_is_not_registered_is_not_sent() -> None:
 def test_two_classes_of_one_name_are_refused() -> None:
     codec = Codec("note")
     codec.register(Note)
-    other = NamedTuple("Note", [("other", int)])  # noqa: UP014 - a second class of the same name
     with pytest.raises(ValueError, match="'Note'"):
-        codec.register(other)
+        codec.register(dataclasses.make_dataclass("Note", ["text"], frozen=True))
 
 
 @pytest.mark.parametrize("annotation", ["object", "int | str", "set[int]", "tuple[int, str]"])

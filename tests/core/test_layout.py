@@ -1,16 +1,7 @@
-import msgpack
 import numpy as np
 import pytest
 
-from tianflow.core.layout import (
-    layout_from_wire,
-    layout_to_wire,
-    make_draw_layout,
-    make_layout,
-    spec_from_wire,
-    spec_to_wire,
-    views,
-)
+from tianflow.core.layout import make_draw_layout, make_layout, views
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 DISCRETE = ActionSpec("discrete", (), "int64", (3,), (1,))
@@ -90,13 +81,6 @@ def test_views_write_through_to_the_buffer(wrap):
     arrays["reward"][1, 2] = 1.5
     assert views(layout, buffer)["reward"][1, 2] == 1.5
     assert all(np.shares_memory(array, buffer) for array in arrays.values())
-
-
-@pytest.mark.parametrize("spec", [PLAIN, FULL])
-def test_descriptions_survive_a_trip_over_the_wire(spec):
-    layout = make_layout(spec, steps=5, state_spec={"h": (7,)}, return_accumulator=True)
-    assert spec == spec_from_wire(msgpack.unpackb(msgpack.packb(spec_to_wire(spec))))
-    assert layout == layout_from_wire(msgpack.unpackb(msgpack.packb(layout_to_wire(layout))))
 
 
 def test_a_draw_is_laid_out_as_windows_side_by_side_with_what_belongs_to_each_item():

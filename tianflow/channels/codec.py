@@ -22,11 +22,11 @@ C = TypeVar("C", bound=type)
 _SCALARS: dict[object, tuple[type, ...]] = {
     bool: (bool,),
     bytes: (bytes,),
-    float: (float, int),
+    float: (float, int, bool),
     int: (int,),
     str: (str,),
 }
-"""What msgpack gives back for each scalar annotation; a whole float may arrive as an int."""
+"""What msgpack returns for each scalar annotation. A statistic may be a whole number or a flag."""
 
 
 class Codec:

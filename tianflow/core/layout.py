@@ -1,25 +1,16 @@
-"""Where the arrays of one trajectory lie in a slot, and both descriptions as plain data for other
-processes.
-"""
+"""Layouts: where the arrays of one trajectory, or of one draw, lie in a slot."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.core.payloads import (
-    ActionSpec,
-    EnvironmentSpec,
-    Field,
-    LeafSpec,
-    TrajectoryLayout,
-    aligned,
-)
+from tianflow.core.payloads import EnvironmentSpec, Field, TrajectoryLayout, aligned
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
@@ -33,7 +24,7 @@ def _shapes(
     recorded: Sequence[str] = (),
     replayed: bool = False,
 ) -> Shapes:
-    """Shape and dtype of every field, in the order in which they lie in a slot."""
+    """Shape and dtype of every field, in their order in a slot."""
     t, t1, n = (steps, spec.num_envs), (steps + 1, spec.num_envs), (spec.num_envs,)
     shapes: Shapes = {
         f"obs/{leaf.name}": ((*t1, *leaf.shape), leaf.dtype) for leaf in spec.observation
@@ -77,10 +68,15 @@ def make_layout(
     """The layout of `TrajectoryLayout`'s table for ``steps`` rows, each field on a cache line of
     its own.
 
-    ``state_spec``: {leaf: shape for one environment} of the policy's recurrent state, empty without
-    memory. ``return_accumulator``: whether returns are normalised. ``recorded``: what the policy
-    adds to each step. ``replayed``: it goes into replay, where windows begin at any step and span
-    trajectories.
+    Args:
+        spec: of the environments.
+        steps: T, rows of the trajectory.
+        state_spec: {leaf: shape for one environment} of the policy's recurrent state; empty without
+            memory.
+        return_accumulator: whether returns are normalised.
+        recorded: names of the values that the policy adds to each step.
+        replayed: whether it goes into replay, where windows begin at any step and span
+            trajectories.
     """
     shapes = _shapes(
         spec,
@@ -96,13 +92,12 @@ def make_layout(
 def make_draw_layout(
     spec: EnvironmentSpec, *, length: int, items: int, state_spec: Mapping[str, tuple[int, ...]]
 ) -> TrajectoryLayout:
-    """What replay draws for one update: ``items`` windows of ``length`` steps side by side, in the
-    fields of a trajectory.
+    """The layout of a draw for one update: ``items`` windows of ``length`` steps side by side, in
+    the fields of a trajectory.
 
-    Beside those there are, for each item: ``version`` [M] int64 (of its oldest step), ``key`` [M]
-    int64 (in its shard), ``probability`` [M] float64 (of being drawn, given the shard), ``weight``
-    [M] float32 (its importance weight) and ``priority`` [M] float32 (the new one, from the
-    learner).
+    Each item has these fields, too: ``version`` [M] int64 (of its oldest step), ``key`` [M] int64
+    (in its shard), ``probability`` [M] float64 (of being drawn, given the shard), ``weight`` [M]
+    float32 (its importance weight) and ``priority`` [M] float32 (the new one, from the learner).
     """
     windows = replace(spec, num_envs=items, autoreset="next_step")
     shapes = _shapes(windows, length, state_spec)
@@ -124,45 +119,10 @@ def _laid_out(spec: EnvironmentSpec, steps: int, shapes: Shapes) -> TrajectoryLa
 def views(
     layout: TrajectoryLayout, buffer: memoryview | NDArray[np.uint8]
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of a trajectory as views of ``buffer`` (at least ``layout.nbytes`` long); nothing
-    is copied.
+    """The arrays of a trajectory as views of ``buffer``, which has at least ``layout.nbytes``.
+    Nothing is copied.
     """
     return {
         field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset)
         for field in layout.fields
     }
-
-
-def spec_to_wire(spec: EnvironmentSpec) -> dict[str, Any]:
-    """``spec`` as numbers, strings, sequences and dicts."""
-    return asdict(spec)
-
-
-def _leaf(wire: Mapping[str, Any]) -> LeafSpec:
-    return LeafSpec(wire["name"], tuple(wire["shape"]), wire["dtype"], tuple(wire["categories"]))
-
-
-def spec_from_wire(wire: Mapping[str, Any]) -> EnvironmentSpec:
-    """The inverse of `spec_to_wire`, also after a trip that made lists of tuples."""
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in wire["action"].items()
-    }
-    return EnvironmentSpec(
-        **{
-            **wire,
-            "observation": tuple(_leaf(leaf) for leaf in wire["observation"]),
-            "action": ActionSpec(**fields),
-        }
-    )
-
-
-def layout_to_wire(layout: TrajectoryLayout) -> dict[str, Any]:
-    """``layout`` as numbers, strings, sequences and dicts."""
-    return asdict(layout)
-
-
-def layout_from_wire(wire: Mapping[str, Any]) -> TrajectoryLayout:
-    """The inverse of `layout_to_wire`, also after a trip that made lists of tuples."""
-    fields = tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in wire["fields"])
-    return TrajectoryLayout(wire["steps"], wire["num_envs"], fields, wire["nbytes"])
