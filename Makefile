@@ -11,6 +11,8 @@ CORES ?= 0,1
 ROUNDS ?= 3
 # Each child loads the numerical libraries, and the placement assumes one thread in each process.
 export OMP_NUM_THREADS ?= 1
+# Test workers read compiled modules that an earlier worker wrote.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test e2e lint bench bench-peers clean
 
