@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from types import SimpleNamespace
 
 import gymnasium
@@ -192,6 +193,57 @@ async def test_draining_trains_on_what_is_there_and_ends(tmp_path):
         summary = await handle.wait()
     assert (summary["state"], summary["reason"]) == ("done", "drained")
     assert summary["trajectories"]["dropped"] == {}
+
+
+async def test_a_wait_that_times_out_leaves_the_run_as_it_is(tmp_path):
+    async with tianflow.open_run(ENDLESS, runs_dir=tmp_path) as handle:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(handle.wait(), 0.01)
+        seen = handle.control.statistics().ledger.updates
+        await until(lambda: handle.control.statistics().ledger.updates > seen + 2)
+        assert handle.control.state in {"starting", "running"}
+
+
+async def test_a_cancelled_open_run_stops_with_a_checkpoint_of_its_last_update(tmp_path):
+    async def training():
+        async with tianflow.open_run(ENDLESS, runs_dir=tmp_path) as handle:
+            handles.append(handle)
+            await handle.wait()
+
+    handles = []
+    task = asyncio.create_task(training())
+    await until(lambda: handles and handles[0].control.statistics().ledger.updates > 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (directory,) = tmp_path.iterdir()
+    summary = json.loads((directory / "summary.json").read_text())
+    assert ("stopped", "open_run") == (summary["state"], summary["reason"])
+    assert summary["updates"] == summary["checkpoint"]
+
+
+def test_an_interrupted_train_stops_with_a_checkpoint_of_its_last_update(tmp_path):
+    """The interrupt arrives once the first checkpoint is complete."""
+    runs = tmp_path / "runs"
+
+    def interrupt():
+        while not list(runs.glob("one/checkpoints/v*")):
+            if over.wait(0.01):
+                return
+        os.kill(os.getpid(), signal.SIGINT)
+
+    over = threading.Event()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(runs, run={"name": "one", "max_updates": None}, checkpoint={"every_s": 0.01})
+    finally:
+        over.set()
+        thread.join()
+    summary = json.loads((runs / "one" / "summary.json").read_text())
+    assert ("stopped", "interrupt") == (summary["state"], summary["reason"])
+    assert summary["updates"] == summary["checkpoint"] > 0
 
 
 async def test_a_live_bound_wider_than_the_slots_have_room_for_is_bounded_by_them(tmp_path):

@@ -73,6 +73,8 @@ def train(
     Raises:
         ConfigError: the config is refused; nothing was started.
         RunError: the run failed; its first error.
+        KeyboardInterrupt: Ctrl-C; the run has stopped with a last checkpoint. A second Ctrl-C stops
+            at once.
         RuntimeError: an event loop is running here, as in a notebook; nothing was started.
     """
     loops.require_none(
@@ -85,7 +87,8 @@ def train(
 
     async def whole() -> FinishedRun:
         async with opened(prepared, http=http) as session:
-            await session.finished
+            async with _stopped_on_exit(session, "interrupt"):
+                await asyncio.wait({session.finished})
             return FinishedRun(session.run.directory, session.run.snapshot.summary())
 
     return loops.run(whole())
@@ -108,12 +111,19 @@ async def open_run(
     )
     prepared = await asyncio.to_thread(prepare, settings, resume, Path(runs_dir))
     async with opened(prepared, http=http) as session:
-        try:
+        async with _stopped_on_exit(session, "open_run"):
             yield RunHandle(session)
-        finally:
-            if not session.finished.done():
-                session.run.lifecycle.end("stopped", "open_run")
-                await asyncio.wait({session.finished})
+
+
+@contextlib.asynccontextmanager
+async def _stopped_on_exit(session: Session, reason: str) -> AsyncIterator[None]:
+    """Stop the run with a last checkpoint when the block ends, by an error or a cancellation too."""
+    try:
+        yield
+    finally:
+        if not session.finished.done():
+            session.run.lifecycle.end("stopped", reason)
+            await asyncio.wait({session.finished})
 
 
 class LiveSection:
@@ -146,8 +156,10 @@ class RunHandle:
         return self._session.run
 
     async def wait(self) -> Mapping[str, Any]:
-        """Wait until the run has ended; its summary. Raises RunError if it failed."""
-        await self._session.finished
+        """Wait until the run has ended; its summary. Cancelling the wait leaves the run as it is.
+        Raises RunError if the run failed.
+        """
+        await asyncio.shield(self._session.finished)
         return self._session.run.snapshot.summary()
 
 
