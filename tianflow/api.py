@@ -110,14 +110,13 @@ async def open_run(
         config if isinstance(config, Config) else config_loading.load_config(config, overrides)
     )
     prepared = await asyncio.to_thread(prepare, settings, resume, Path(runs_dir))
-    async with opened(prepared, http=http) as session:
-        async with _stopped_on_exit(session, "open_run"):
-            yield RunHandle(session)
+    async with opened(prepared, http=http) as session, _stopped_on_exit(session, "open_run"):
+        yield RunHandle(session)
 
 
 @contextlib.asynccontextmanager
 async def _stopped_on_exit(session: Session, reason: str) -> AsyncIterator[None]:
-    """Stop the run with a last checkpoint when the block ends, by an error or a cancellation too."""
+    """Stop the run with a last checkpoint when the block ends, also by an error or cancellation."""
     try:
         yield
     finally:
