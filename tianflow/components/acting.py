@@ -55,15 +55,17 @@ class TensorActionSelector:
             state[:] = self.state[name].numpy()
         observation = {name: torch.from_numpy(leaf) for name, leaf in row.observation.items()}
         mask = None if row.mask is None else torch.from_numpy(row.mask)
-        chosen = self._policy.act(observation, self.state, self._noise[t], mask)
+        with torch.inference_mode():
+            chosen = self._policy.act(observation, self.state, self._noise[t], mask)
         row.action[:] = chosen.action.numpy()
         self._parameters.append(chosen.parameters)
         self.state = chosen.state
 
     def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        recorded = self._policy.record(
-            torch.stack(self._parameters[: len(action)]), torch.from_numpy(action)
-        )
+        with torch.inference_mode():
+            recorded = self._policy.record(
+                torch.stack(self._parameters[: len(action)]), torch.from_numpy(action)
+            )
         return {name: column.numpy() for name, column in recorded.items()}
 
 

@@ -51,23 +51,23 @@ def play(
     row.start[:] = True
     settled = {name: np.zeros((1, n), np.bool_) for name in ("terminated", "truncated", "valid")}
     settled |= {"reward": np.zeros((1, n), np.float32), "start": row.start[None]}
-    with torch.inference_mode():
-        while any(len(done) < wanted for done, wanted in zip(ended, quota, strict=True)):
-            if should_stop():
-                return None
-            fresh = torch.from_numpy(row.start)
-            state = {
-                name: value.masked_fill(fresh.view(n, *[1] * (value.dim() - 1)), 0.0)
-                for name, value in state.items()
-            }
+    while any(len(done) < wanted for done, wanted in zip(ended, quota, strict=True)):
+        if should_stop():
+            return None
+        fresh = torch.from_numpy(row.start)
+        state = {
+            name: value.masked_fill(fresh.view(n, *[1] * (value.dim() - 1)), 0.0)
+            for name, value in state.items()
+        }
+        with torch.inference_mode():  # around the policy only: an environment may use autograd
             noise = None if deterministic else policy.noise(1, n, generator)[0]
             step = policy.act(observation, state, noise, mask)
-            state = step.state
-            environment.step(step.action.numpy(), row)
-            environment.settle(**settled)
-            for index, episode in zip(*environment.take_finished(), strict=True):
-                if len(ended[index]) < quota[index]:
-                    ended[index].append(episode)
+        state = step.state
+        environment.step(step.action.numpy(), row)
+        environment.settle(**settled)
+        for index, episode in zip(*environment.take_finished(), strict=True):
+            if len(ended[index]) < quota[index]:
+                ended[index].append(episode)
     return tuple(episode for done in ended for episode in done)
 
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from tianflow.components.acting import action_selector, zeroed
 from tianflow.components.rows import accumulate, clear_rows, split_rows
 from tianflow.core.payloads import Episode, Version
 from tianflow.envs.make import environment_seed, make
-from tianflow.envs.spec import UnexpectedShapeError
+from tianflow.envs.spec import UnexpectedShapeError, in_categories
 from tianflow.envs.vector import VectorEnvironment
 from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError
 
@@ -193,8 +192,8 @@ class Rollout:
         environment, arrays = self.prepare(), slot.arrays
         try:
             # A number beyond float32 becomes infinite in the slot, and is refused below with its
-            # name.
-            with torch.inference_mode(), np.errstate(over="ignore", invalid="ignore"):
+            # name. The environment has a NumPy error state of its own, and may use autograd.
+            with np.errstate(over="ignore", invalid="ignore"):
                 self._write_carry(arrays)
                 progress = _Progress(environment, self._load_weights)
                 begun(progress.version)
@@ -251,6 +250,7 @@ class Rollout:
         if length < len(arrays["reward"]):
             clear_rows(arrays, length)
         self._refuse_poison(arrays, length)
+        self._refuse_unknown_categories(arrays, length)
         if "return_so_far" in arrays:
             accumulate(arrays, length, carry.discounted, self._config.algorithm.discount)
         for name, observation in carry.observation.items():
@@ -348,6 +348,24 @@ class Rollout:
                     f"{name.rstrip('/')} of environment {environment} is {value}",
                     environment,
                     after,
+                )
+
+    def _refuse_unknown_categories(self, arrays: Arrays, length: int) -> None:
+        """Raise for the first value in rows up to ``length`` that is outside of its space."""
+        for leaf in self._spec.observation:
+            if not leaf.categories:
+                continue
+            array = arrays[f"obs/{leaf.name}"][: length + 1]
+            known = in_categories(leaf, array)
+            if not known.all():
+                step, environment, *_ = np.argwhere(~known)[0].tolist()
+                value = array[step, environment][~known[step, environment]].ravel()[0]
+                name = f"obs/{leaf.name}".rstrip("/")
+                raise self._poisoned(
+                    f"{name} of environment {environment} is {value}, counted from 0, outside of "
+                    "its observation space",
+                    environment,
+                    step,
                 )
 
     def _poisoned(self, message: str, environment: int, step: int) -> PoisonedTrajectoryError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tianflow.envs.make import make
-from tianflow.envs.spec import ActionCodec, allowed_at_random
+from tianflow.envs.spec import ActionCodec, allowed_at_random, in_categories
 from tianflow.envs.using import with_environment
 from tianflow.envs.vector import VectorEnvironment, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
@@ -19,6 +19,8 @@ from tianflow.errors import ConfigError, EnvironmentFailedError
 if TYPE_CHECKING:
     from tianflow.config.model import EnvSettings
 
+COPIES = 2
+"""Environments side by side in a check: what several of them return is merged, as in a run."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Colour codes in Gymnasium's warnings."""
 
@@ -65,7 +67,7 @@ class Report:
 
 
 def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
-    """Create one environment from ``settings``, and take ``steps`` random steps.
+    """Create two environments from ``settings``, and take ``steps`` random steps with both.
 
     The report contains every exception that the environment raises.
     """
@@ -73,7 +75,7 @@ def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
     try:
         stuck: list[str] = []
         masked = with_environment(
-            lambda: make(settings, 1),
+            lambda: make(settings, COPIES),
             lambda environment: _examine(environment, report, steps, seed),
             warn=stuck.append,
         )
@@ -127,7 +129,7 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
         for name, a in first[0].items()
     )
     vector.action_space.seed(seed)
-    _check_observation(first[1], report)
+    _check_observation(environment, first[1], report)
     disabled, times = environment.spec.autoreset == "disabled", []
     masked, generator = (
         "action_mask" in info and environment.spec.action.kind != "box",
@@ -138,7 +140,7 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
         began = time.perf_counter()
         with failures_named("step"):
             observation, reward, terminated, truncated, info = vector.step(action)
-        times.append(time.perf_counter() - began)
+        times.append((time.perf_counter() - began) / environment.num_envs)
         _check_step(environment, observation, reward, report)
         over = np.logical_or(terminated, truncated)
         report.episodes += int(over.sum())
@@ -176,7 +178,7 @@ def _allowed(
 ) -> Any:
     """An action that the masks in ``info`` allow, in the form of the vector's action space."""
     spec = environment.spec.action
-    mask = np.ones((1, spec.mask_size), np.bool_)
+    mask = np.ones((environment.num_envs, spec.mask_size), np.bool_)
     if "action_mask" in info:  # a final observation may come without a mask
         environment._write_mask(info, mask)  # noqa: SLF001 - as above
     return ActionCodec(spec).decode(allowed_at_random(spec, mask, generator))
@@ -184,7 +186,8 @@ def _allowed(
 
 def _copies(environment: VectorEnvironment, observation: Any) -> dict[str, np.ndarray[Any, Any]]:
     arrays = {
-        leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in environment.spec.observation
+        leaf.name: np.zeros((environment.num_envs, *leaf.shape), leaf.dtype)
+        for leaf in environment.spec.observation
     }
     environment.observations.encode(observation, arrays)
     return arrays
@@ -193,7 +196,7 @@ def _copies(environment: VectorEnvironment, observation: Any) -> dict[str, np.nd
 def _check_step(
     environment: VectorEnvironment, observation: Any, reward: Any, report: Report
 ) -> None:
-    _check_observation(_copies(environment, observation), report)
+    _check_observation(environment, _copies(environment, observation), report)
     if not environment._vector.observation_space.contains(observation):  # noqa: SLF001 - as above
         _once(
             report.warnings,
@@ -203,13 +206,16 @@ def _check_step(
         _once(report.problems, "a reward is not finite")
 
 
-def _check_observation(arrays: dict[str, np.ndarray[Any, Any]], report: Report) -> None:
-    for name, array in arrays.items():
+def _check_observation(
+    environment: VectorEnvironment, arrays: dict[str, np.ndarray[Any, Any]], report: Report
+) -> None:
+    for leaf in environment.spec.observation:
+        array, name = arrays[leaf.name], leaf.name
+        what = f"observation {name!r}" if name else "an observation"
         if not np.isfinite(array).all():
-            _once(
-                report.problems,
-                f"observation {name!r} is not finite" if name else "an observation is not finite",
-            )
+            _once(report.problems, f"{what} is not finite")
+        if leaf.categories and not in_categories(leaf, array).all():
+            _once(report.problems, f"{what} is outside of its Discrete space")
 
 
 def _once(sentences: list[str], sentence: str) -> None:

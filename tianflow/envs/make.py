@@ -5,6 +5,7 @@ environment.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -81,15 +82,18 @@ def make(
     with _quiet():
         maker, frames = _maker(settings, () if around is None else (around,))
         with _extras_named(settings.id), failures_named("its constructor"):
-            vector = maker(num_envs)
+            context = contextvars.copy_context()
+            vector = context.run(maker, num_envs)
         with contextlib.ExitStack() as refused:
             refused.callback(_close, vector)
-            environment = _wrapped(vector, settings.id, num_envs, frames)
+            environment = _wrapped(vector, settings.id, num_envs, frames, context)
             refused.pop_all()
             return environment
 
 
-def _wrapped(vector: Any, env_id: str, num_envs: int, frames: int) -> VectorEnvironment:
+def _wrapped(
+    vector: Any, env_id: str, num_envs: int, frames: int, context: contextvars.Context
+) -> VectorEnvironment:
     if getattr(vector, "num_envs", None) != num_envs:
         message = (
             f"creates {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of "
@@ -97,7 +101,7 @@ def _wrapped(vector: Any, env_id: str, num_envs: int, frames: int) -> VectorEnvi
         )
         raise ConfigError([Problem("env.id", env_id, message)])
     try:
-        return VectorEnvironment(vector, env_id, frames)
+        return VectorEnvironment(vector, env_id, frames, context=context)
     except ValueError as error:
         raise ConfigError([Problem("env.id", env_id, str(error))]) from error
 
@@ -325,9 +329,31 @@ def _from_spec(settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...]) ->
         # Placement avoids two computing threads in one process.
         kwargs.setdefault("num_threads", 1)
     mode = "vector_entry_point" if native else "sync"
-    return lambda num_envs: gymnasium.make_vec(
-        spec, num_envs=num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs
-    )
+
+    def vector(num_envs: int) -> Any:
+        made = gymnasium.make_vec(
+            spec, num_envs=num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs
+        )
+        return made if native else _merging_masks(made)
+
+    return vector
+
+
+def _merging_masks(vector: Any) -> Any:
+    """``vector``, a synchronous one, which merges only the action masks of its environments' infos.
+
+    A run reads nothing else of them, and Gymnasium cannot merge every pair of infos: values of
+    different types or shapes raise.
+    """
+    merge = vector._add_info  # noqa: SLF001 - Gymnasium has no public way to choose what is merged
+
+    def merge_masks(infos: dict[str, Any], info: dict[str, Any], index: int) -> dict[str, Any]:
+        masks = {name: info[name] for name in ("action_mask",) if name in info}
+        merged: dict[str, Any] = merge(infos, masks, index)
+        return merged
+
+    vector._add_info = merge_masks  # noqa: SLF001 - as above
+    return vector
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -389,7 +415,9 @@ def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...
             environment = wrapper(environment)
         return environment
 
-    return lambda num_envs: gymnasium.vector.SyncVectorEnv([one] * num_envs, **vector_kwargs)
+    return lambda num_envs: _merging_masks(
+        gymnasium.vector.SyncVectorEnv([one] * num_envs, **vector_kwargs)
+    )
 
 
 def _makes_vectors(found: Callable[..., Any]) -> bool:

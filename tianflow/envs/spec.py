@@ -227,6 +227,13 @@ def allowed_at_random(
     )
 
 
+def in_categories(leaf: LeafSpec, array: Array) -> NDArray[np.bool_]:
+    """Whether each value of a categorical leaf is in its space; ``array`` [..., *shape],
+    zero-based.
+    """
+    return (array >= 0) & (array < np.reshape(leaf.categories, leaf.shape))
+
+
 class ActionCodec:
     """Converts stored actions [N, *stored] to the actions of a vector environment's ``step``."""
 

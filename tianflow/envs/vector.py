@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from tianflow.errors import EnvironmentFailedError
 
 _INITIAL_STEPS = 32
 """Steps with preallocated memory between two calls of `VectorEnvironment.settle`."""
+_FINAL = frozenset({"final_obs", "final_observation"})
+"""Keys by which an info shows that environments were reset in the same step."""
 MODES: dict[str, Autoreset] = {
     "nextstep": "next_step",
     "samestep": "same_step",
@@ -107,10 +110,27 @@ class VectorEnvironment:
 
     A failure of the environment is an `EnvironmentFailedError`. The vector must not be used
     afterwards.
+
+    Args:
+        vector: the environments.
+        env_id: their id.
+        frames_per_step: frames of one step.
+        context: in which the environment's code runs; None: a copy of the current one. NumPy keeps
+            its error state there, so an environment has one of its own, and `numpy.seterr` in it
+            reaches no other code.
     """
 
-    def __init__(self, vector: Any, env_id: str, frames_per_step: int = 1) -> None:
+    def __init__(
+        self,
+        vector: Any,
+        env_id: str,
+        frames_per_step: int = 1,
+        *,
+        context: contextvars.Context | None = None,
+    ) -> None:
         self._vector = vector
+        self._step = vector.step
+        self._run = (contextvars.copy_context() if context is None else context).run
         self.observations = ObservationCodec(vector.single_observation_space)
         actions = action_spec(vector.single_action_space)
         self._actions = ActionCodec(actions)
@@ -135,6 +155,7 @@ class VectorEnvironment:
             "same_step": self._write_same_step,
             "disabled": self._write_disabled,
         }[self.spec.autoreset]
+        self._resets_later = self.spec.autoreset == "next_step"
         self.starts_at_once = True
         """False: with NEXT_STEP and without masks, ``start`` is written by `settle`, which is
         faster.
@@ -163,7 +184,7 @@ class VectorEnvironment:
             UnexpectedShapeError: the shape of an observation or mask differs from the space.
         """
         with failures_named("reset"):
-            first, info = self._vector.reset(seed=seed)
+            first, info = self._run(self._vector.reset, seed=seed)
         self.has_masks = "action_mask" in info and self.spec.action.kind != "box"
         self._needs_more = self.has_masks or self.spec.autoreset != "next_step"
         self.observations.encode(first, observation)
@@ -184,7 +205,7 @@ class VectorEnvironment:
         """
         actions = self._actions.decode(stored)
         try:
-            observation, reward, terminated, truncated, info = self._vector.step(actions)
+            observation, reward, terminated, truncated, info = self._run(self._step, actions)
         # The user's code may raise anything; the actor decides what follows.
         except (Exception, SystemExit) as error:
             raise failed("step", error) from error
@@ -205,6 +226,12 @@ class VectorEnvironment:
         self.observations.encode(observation, row.observation)
         if self.starts_at_once or self._needs_more:
             self._write_outcome(info, row, ends, cuts)
+        if info and self._resets_later and not _FINAL.isdisjoint(info):
+            raise EnvironmentFailedError(
+                "info has a final observation, so the vector resets environments in the step that "
+                "ends an episode, but metadata['autoreset_mode'] does not say so; set it to "
+                "gymnasium.vector.AutoresetMode.SAME_STEP"
+            )
 
     def settle(
         self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array
@@ -282,7 +309,8 @@ class VectorEnvironment:
             final[:] = row.observation[name]
         over = np.logical_or(terminated, truncated, out=row.start)
         if over.any():
-            final_observation = info.get("final_obs")
+            # the second name is that of Gymnasium before 1.0
+            final_observation = info.get("final_obs", info.get("final_observation"))
             if final_observation is None:
                 raise EnvironmentFailedError(
                     "a vector with SAME_STEP autoreset ended an episode without info['final_obs']"
@@ -300,7 +328,9 @@ class VectorEnvironment:
         self._write_mask(info, row.mask)
         if over.any():
             with failures_named("reset"):
-                first, first_info = self._vector.reset(options={"reset_mask": over.copy()})
+                first, first_info = self._run(
+                    self._vector.reset, options={"reset_mask": over.copy()}
+                )
             self.observations.encode_where(first, over, row.observation)
             self._over[:] = False
             self._write_mask(first_info, row.mask, over)
