@@ -397,7 +397,8 @@ def test_a_return_is_the_sum_of_its_episode_in_the_order_of_the_steps_bit_for_bi
         def step(self, actions):
             observation = np.zeros(self.observation_space.shape, self.observation_space.dtype)
             reward, ends = next(script)
-            return observation, reward, ends, np.zeros_like(ends), {"final_obs": observation}
+            final = {"final_obs": observation} if mode == "SameStep" else {}
+            return observation, reward, ends, np.zeros_like(ends), final
 
     environment = VectorEnvironment(
         Scripted([lambda: environments.CounterEnv(1)] * 3, autoreset_mode=mode), "scripted"

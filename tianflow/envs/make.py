@@ -334,25 +334,25 @@ def _from_spec(settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...]) ->
         made = gymnasium.make_vec(
             spec, num_envs=num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs
         )
-        return made if native else _merging_masks(made)
+        return made if native else _merging_what_is_read(made)
 
     return vector
 
 
-def _merging_masks(vector: Any) -> Any:
-    """``vector``, a synchronous one, which merges only the action masks of its environments' infos.
+def _merging_what_is_read(vector: Any) -> Any:
+    """A synchronous ``vector`` that merges only action masks and final observations of infos.
 
     A run reads nothing else of them, and Gymnasium cannot merge every pair of infos: values of
     different types or shapes raise.
     """
     merge = vector._add_info  # noqa: SLF001 - Gymnasium has no public way to choose what is merged
 
-    def merge_masks(infos: dict[str, Any], info: dict[str, Any], index: int) -> dict[str, Any]:
-        masks = {name: info[name] for name in ("action_mask",) if name in info}
-        merged: dict[str, Any] = merge(infos, masks, index)
+    def merge_read(infos: dict[str, Any], info: dict[str, Any], index: int) -> dict[str, Any]:
+        read = {name: info[name] for name in ("action_mask", "final_obs") if name in info}
+        merged: dict[str, Any] = merge(infos, read, index)
         return merged
 
-    vector._add_info = merge_masks  # noqa: SLF001 - as above
+    vector._add_info = merge_read  # noqa: SLF001 - as above
     return vector
 
 
@@ -415,7 +415,7 @@ def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...
             environment = wrapper(environment)
         return environment
 
-    return lambda num_envs: _merging_masks(
+    return lambda num_envs: _merging_what_is_read(
         gymnasium.vector.SyncVectorEnv([one] * num_envs, **vector_kwargs)
     )
 

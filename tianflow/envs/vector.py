@@ -129,7 +129,6 @@ class VectorEnvironment:
         context: contextvars.Context | None = None,
     ) -> None:
         self._vector = vector
-        self._step = vector.step
         self._run = (contextvars.copy_context() if context is None else context).run
         self.observations = ObservationCodec(vector.single_observation_space)
         actions = action_spec(vector.single_action_space)
@@ -205,7 +204,7 @@ class VectorEnvironment:
         """
         actions = self._actions.decode(stored)
         try:
-            observation, reward, terminated, truncated, info = self._run(self._step, actions)
+            observation, reward, terminated, truncated, info = self._run(self._vector.step, actions)
         # The user's code may raise anything; the actor decides what follows.
         except (Exception, SystemExit) as error:
             raise failed("step", error) from error
