@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tianflow.core.directives import Directive
     from tianflow.core.events import Event
     from tianflow.core.payloads import (
+        Activity,
         Batch,
         EnvironmentSpec,
         Episode,
@@ -614,6 +615,13 @@ class HostReports(Protocol):
         """The run cannot continue because of ``error``."""
 
 
+class HostEnd(HostReports, Protocol):
+    """What a host sends to the coordinator, in any transport."""
+
+    def heartbeat(self, activities: tuple[Activity, ...]) -> None:
+        """The host's loop works. Called every `HEARTBEAT_S`."""
+
+
 class LearnerPort(Protocol):
     """The coordinator's way to the learner. BrokenChannelError once its host is gone."""
 
@@ -653,6 +661,10 @@ class HostHandle(Protocol):
     @property
     def silent_for(self) -> float:
         """Seconds since the last sign of life."""
+
+    @property
+    def activities(self) -> Sequence[Activity]:
+        """What its components do with their environments, as of the last heartbeat."""
 
 
 class HostProcess(Protocol):

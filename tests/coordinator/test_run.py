@@ -22,7 +22,15 @@ from tianflow.coordinator import Run
 from tianflow.coordinator import supervisor as supervising
 from tianflow.coordinator.balancer import make_controllers
 from tianflow.core.layout import make_layout
-from tianflow.core.payloads import Episode, Evaluation, SavedState, Settlement, Trajectory, Version
+from tianflow.core.payloads import (
+    Activity,
+    Episode,
+    Evaluation,
+    SavedState,
+    Settlement,
+    Trajectory,
+    Version,
+)
 from tianflow.core.program import HostSpec, LauncherCapabilities
 from tianflow.core.statistics import ComponentStatistics, StateClock, TimeShares
 from tianflow.errors import (
@@ -63,6 +71,7 @@ class FakeHost:
     spec: HostSpec
     started: bool = True
     silent_for: float = 0.0
+    activities: tuple[Activity, ...] = ()
     stopped: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     ended: str = "exit status 0"
@@ -334,7 +343,7 @@ async def test_of_all_tickets_those_are_watched_that_were_begun(tmp_path: Path) 
         assert world.run.hosts._supervisor is not None
         assert [
             (given[1].ticket, given[1].slot, "actor-1")
-        ] == world.run.hosts._supervisor._open_tickets()
+        ] == world.run.hosts._supervisor._written_slots()
 
 
 @pytest.mark.parametrize(("silent_for", "ready"), [(2.0, True), (9.0, False)])

@@ -10,6 +10,7 @@ import pytest
 
 from tianflow.coordinator import supervisor as module
 from tianflow.coordinator.supervisor import HostTimeouts, Supervisor
+from tianflow.core.payloads import Activity
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import RunError
 
@@ -29,6 +30,7 @@ class FakeHost:
 
     def __init__(self, spec: HostSpec, *, obeys: bool = True, started: bool = True) -> None:
         self.spec, self.obeys, self.started, self.silent_for = spec, obeys, started, 0.0
+        self.activities: list[Activity] = []
         self.asked, self.killed, self.specs = 0, 0, [spec]
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -68,7 +70,6 @@ class Nursery:
         self.failures: list[RunError] = []
         self.tickets: list[tuple[int, int, str]] = []
         self.steps: dict[int, int] = {}
-        self.rebuilding: list[tuple[str, float]] = []
 
     async def start(self, spec: HostSpec, incarnation: int) -> FakeHost:
         await self.hold.wait()
@@ -92,10 +93,9 @@ class Nursery:
                 (spec.name, tuple(c.name for c in spec.components), reason)
             ),
             failed=self.failures.append,
-            open_tickets=lambda: self.tickets,
+            written_slots=lambda: self.tickets,
             progress=lambda _slot, ticket: self.steps[ticket],
-            rebuilding=lambda: self.rebuilding,
-            timeouts=HostTimeouts(step_s, start_s, 100.0),
+            timeouts=HostTimeouts(step_s, start_s),
             max_restarts=max_restarts,
             window_s=300.0,
             grace_s=grace_s,
@@ -362,17 +362,34 @@ async def test_every_start_of_a_host_has_its_own_time(nursery: Nursery, clock: C
         assert 0 == nursery.hosts["actors-0"].killed
 
 
-async def test_a_silent_actor_host_is_killed_and_a_silent_learner_is_not(
+async def test_a_silent_actor_host_is_killed_after_a_step_and_two_heartbeats(
     nursery: Nursery, clock: Clock
 ) -> None:
     async with keeping(
-        nursery.supervisor(step_s=6.0), host("actors-0"), host("learner")
+        nursery.supervisor(step_s=6.0), host("actors-0"), host("evaluator"), host("learner")
     ) as supervisor:
         for handle in nursery.started_hosts:
-            handle.silent_for = 7.0
-        clock(supervisor, 8.0)
+            handle.silent_for = 60.0
+        clock(supervisor, 7.5)
+        assert [] == nursery.lost
+        clock(supervisor, 1.5)
         await settle()
-        assert [("actors-0", ("actors-0",), "silent")] == nursery.lost
+        assert [
+            ("actors-0", ("actors-0",), "silent"),
+            ("evaluator", ("evaluator",), "silent"),
+        ] == sorted(nursery.lost)
+
+
+async def test_a_learner_without_heartbeats_is_replaced(nursery: Nursery, clock: Clock) -> None:
+    """Whatever the time-out of a step is: a learner takes none."""
+    async with keeping(nursery.supervisor(step_s=600.0), host("learner")) as supervisor:
+        nursery.hosts["learner"].silent_for = 60.0
+        clock(supervisor, module.LEARNER_SILENCE_S - 0.5)
+        assert 0 == nursery.hosts["learner"].killed
+        clock(supervisor, 1.5)
+        await settle()
+        assert [("learner", ("learner",), "silent")] == nursery.lost
+        assert 2 == supervisor.starts["learner"]
 
 
 async def test_an_environment_that_takes_no_step_is_hung_and_a_slow_one_is_not(
@@ -390,19 +407,63 @@ async def test_an_environment_that_takes_no_step_is_hung_and_a_slow_one_is_not(
         assert 0 == nursery.hosts["actors-0"].killed
 
 
-async def test_environments_that_are_made_anew_for_too_long_are_hung(
-    nursery: Nursery, clock: Clock
+@pytest.mark.parametrize(
+    ("operation", "limit_s"),
+    [("constructor", 10.0), ("reset", 10.0), ("close", 10.0), ("step", 6.0)],
+)
+async def test_one_call_into_an_environment_has_a_limit_without_any_open_ticket(
+    nursery: Nursery, clock: Clock, operation: str, limit_s: float
 ) -> None:
-    """No ticket is open then, so no progress word tells."""
-    async with keeping(nursery.supervisor(start_s=10.0), host("actors-0", "actor-0")) as supervisor:
-        nursery.rebuilding = [("actor-0", 123.0)]
-        clock(supervisor, 9.0)
-        nursery.rebuilding = [("actor-0", 132.0)]
-        clock(supervisor, 9.0)
+    """A straggler's ticket is given up long before, and a deterministic re-seed begins none."""
+    async with keeping(
+        nursery.supervisor(step_s=6.0, start_s=10.0), host("actors-0", "actor-0")
+    ) as supervisor:
+        nursery.hosts["actors-0"].activities = [Activity("actor-0", operation, 1, 0)]
+        clock(supervisor, limit_s)
         assert 0 == nursery.hosts["actors-0"].killed
-        clock(supervisor, 2.0)
+        clock(supervisor, 1.0)
         await settle()
         assert [("actors-0", ("actor-0",), "env_hang")] == nursery.lost
+
+
+@pytest.mark.parametrize("operation", ["constructor", "reset", "step"])
+async def test_a_vector_may_take_longer_than_the_limit_of_one_environment(
+    nursery: Nursery, clock: Clock, operation: str
+) -> None:
+    nursery.started = operation == "step"
+    async with keeping(
+        nursery.supervisor(step_s=6.0, start_s=6.0), host("actors-0", "actor-0")
+    ) as supervisor:
+        for environment in range(8):
+            nursery.hosts["actors-0"].activities = [Activity("actor-0", operation, 1, environment)]
+            clock(supervisor, 5.5)
+        assert 0 == nursery.hosts["actors-0"].killed
+
+
+async def test_an_open_ticket_without_steps_is_not_hung_while_its_vector_resets(
+    nursery: Nursery, clock: Clock
+) -> None:
+    """Its episodes ended together: one row takes as long as all resets."""
+    async with keeping(nursery.supervisor(step_s=6.0), host("actors-0", "actor-0")) as supervisor:
+        nursery.tickets, nursery.steps = [(0, 0, "actor-0")], {0: 3}
+        for environment in range(8):
+            nursery.hosts["actors-0"].activities = [Activity("actor-0", "step", 4, environment)]
+            clock(supervisor, 5.0)
+        assert 0 == nursery.hosts["actors-0"].killed
+
+
+async def test_a_start_that_lasts_is_reported_with_the_environment_at_work(
+    nursery: Nursery, clock: Clock
+) -> None:
+    nursery.started = False
+    async with keeping(nursery.supervisor(start_s=60.0), host("actors-0", "actor-0")) as supervisor:
+        nursery.hosts["actors-0"].activities = [Activity("actor-0", "reset", 1, 3)]
+        clock(supervisor, 5.0)
+        assert [] == supervisor.slow_starts
+        supervisor._watched_s = 12.5
+        assert [
+            "host 'actors-0' has not started for 12 s (actor-0: reset of environment 3)"
+        ] == supervisor.slow_starts
 
 
 async def test_the_hung_environment_of_a_retired_actor_is_noticed(

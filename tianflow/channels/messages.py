@@ -19,6 +19,7 @@ from tianflow.channels.codec import Codec
 from tianflow.config.model import Config
 from tianflow.core import events
 from tianflow.core.payloads import (
+    Activity,
     Batch,
     DrawPart,
     DropItems,
@@ -231,6 +232,13 @@ class EventPublished(NamedTuple):
 
     sequence: int
     event: events.Event
+
+
+@message
+class Heartbeat(NamedTuple):
+    """A host's loop works. ``activities``: what its components do with their environments."""
+
+    activities: tuple[Activity, ...]
 
 
 @message

@@ -17,10 +17,12 @@ from tianflow.core.statistics import (
     HistogramBuilder,
     StateClock,
 )
+from tianflow.envs.progress import EnvironmentProgress
 from tianflow.errors import EndOfChannel, EnvironmentFailedError, PoisonedTrajectoryError, RunError
 
 if TYPE_CHECKING:
     from tianflow.components.rollout import Rollout, RolloutResult
+    from tianflow.core.payloads import Activity
     from tianflow.hosts.compute import Compute
     from tianflow.interfaces import EventPublisher, SettingsReader, TrajectorySender
 
@@ -40,6 +42,7 @@ class Actor:
         events: publisher of failure events.
         compute: compute thread of the host.
         make_rollout: builds environments and policy, on the compute thread.
+        progress: follows the environments of the rollout.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class Actor:
         events: EventPublisher,
         compute: Compute,
         make_rollout: Callable[[], Rollout],
+        progress: EnvironmentProgress | None = None,
     ) -> None:
+        self._progress = progress or EnvironmentProgress()
         self.name = name
         self._host, self._sender, self._settings, self._events = host, sender, settings, events
         self._compute, self._make_rollout = compute, make_rollout
@@ -115,6 +120,11 @@ class Actor:
                 trajectory_seconds=self._stepping.read(),
             )
         )
+
+    @property
+    def activity(self) -> Activity | None:
+        """What the compute thread does with the environments of this actor."""
+        return self._progress.activity(self.name)
 
     def retire(self) -> None:
         """End. The trajectory in progress is aborted, and no further grant is requested."""

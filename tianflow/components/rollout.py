@@ -15,6 +15,7 @@ from tianflow.components.acting import action_selector, zeroed
 from tianflow.components.rows import accumulate, clear_rows, split_rows
 from tianflow.core.payloads import Episode, Version
 from tianflow.envs.make import environment_seed, make
+from tianflow.envs.progress import EnvironmentProgress
 from tianflow.envs.spec import UnexpectedShapeError, in_categories
 from tianflow.envs.vector import VectorEnvironment
 from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError
@@ -92,6 +93,7 @@ class Rollout:
         incarnation: incarnation of the actor; each has its own seeds.
         make_environment: creates the environments; by default from ``env``.
         actors: returns the current number of actors in the run.
+        progress: follows the environments, for a watcher on another thread.
     """
 
     def __init__(
@@ -106,14 +108,18 @@ class Rollout:
         incarnation: int = 0,
         make_environment: Callable[[], VectorEnvironment] | None = None,
         actors: Callable[[], int] = lambda: 1,
+        progress: EnvironmentProgress | None = None,
     ) -> None:
         self._actors = actors
+        self._progress = following = progress or EnvironmentProgress()
         self._config, self._spec, self._policy, self._component = config, spec, policy, component
         self._selector = action_selector(policy, config.actors.rollout_steps, spec.num_envs)
         self._load_weights = load_weights
         self._actor, self._incarnation, self._epoch, self._failures = actor_index, incarnation, 0, 0
         self._builds, self._trajectories = 0, 0
-        self._make = make_environment or (lambda: make(config.env, spec.num_envs))
+        self._make = make_environment or (
+            lambda: make(config.env, spec.num_envs, progress=following)
+        )
         self._stopped = False
         self._environment: VectorEnvironment | None = None
         self._carry = self._first_carry()
@@ -161,7 +167,8 @@ class Rollout:
     def close(self) -> None:
         """Close the environments."""
         if self._environment is not None:
-            self._environment.close()
+            with self._progress.during("close"):
+                self._environment.close()
             self._environment = None
 
     def stop(self) -> None:
@@ -193,7 +200,10 @@ class Rollout:
         try:
             # A number beyond float32 becomes infinite in the slot, and is refused below with its
             # name. The environment has a NumPy error state of its own, and may use autograd.
-            with np.errstate(over="ignore", invalid="ignore"):
+            with (
+                self._progress.during("step"),
+                np.errstate(over="ignore", invalid="ignore"),
+            ):
                 self._write_carry(arrays)
                 progress = _Progress(environment, self._load_weights)
                 begun(progress.version)
@@ -288,14 +298,16 @@ class Rollout:
             "incarnation": self._incarnation,
             "failures": self._failures,
         }
-        environment = self._make()
+        with self._progress.during("constructor"):
+            environment = self._make()
         try:
             self._check_spaces(environment)
-            environment.reset(
-                environment_seed(run.seed, self._actor, spec.num_envs, **seed_key),
-                carry.observation,
-                carry.mask,
-            )
+            with self._progress.during("reset"):
+                environment.reset(
+                    environment_seed(run.seed, self._actor, spec.num_envs, **seed_key),
+                    carry.observation,
+                    carry.mask,
+                )
         except UnexpectedShapeError as error:
             environment.close()
             raise self._poisoned(str(error), -1, 0) from error

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tianflow.coordinator.supervisor import HostTimeouts, Supervisor
-from tianflow.ledger.tickets import State
 from tianflow.planning import placement
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
-    from tianflow.coordinator.registry import ComponentRegistry
     from tianflow.core.program import HostSpec, LauncherCapabilities
     from tianflow.errors import RunError
     from tianflow.exchange.exchange import Exchange
@@ -23,7 +21,6 @@ class HostGroup:
 
     Args:
         exchange: whose open tickets show the progress of actors.
-        registry: shows which components rebuild their environments.
         capabilities: of the launcher.
     """
 
@@ -31,10 +28,9 @@ class HostGroup:
         self,
         *,
         exchange: Exchange,
-        registry: ComponentRegistry,
         capabilities: LauncherCapabilities,
     ) -> None:
-        self._exchange, self._registry, self._capabilities = exchange, registry, capabilities
+        self._exchange, self._capabilities = exchange, capabilities
         self._supervisor: Supervisor | None = None
 
     def open(
@@ -52,18 +48,9 @@ class HostGroup:
             start=start,
             lost=lost,
             failed=failed,
-            open_tickets=lambda: [
-                (t.number, t.slot, t.holder) for t in self._exchange.ledger.live(State.BEGUN)
-            ],
+            written_slots=self._exchange.ledger.written_slots,
             progress=self._exchange.arena.progress,
-            rebuilding=lambda: [
-                (c.name, c.time.since)
-                for c in self._registry.reports
-                if c.time.current == "rebuilding"
-            ],
-            timeouts=HostTimeouts(
-                config.env.step_timeout_s, config.env.start_timeout_s, config.evaluation.timeout_s
-            ),
+            timeouts=HostTimeouts(config.env.step_timeout_s, config.env.start_timeout_s),
             max_restarts=config.run.max_restarts,
             window_s=config.run.restart_window_s,
             grace_s=config.run.grace_s,
@@ -87,9 +74,14 @@ class HostGroup:
 
     @property
     def learner_silent_for(self) -> float:
-        """Seconds since the learner's host last reported; 0 if it is not alive."""
+        """Seconds since the last sign of life of the learner's host; 0 if it is not alive."""
         handles = self.handles
         return handles["learner"].silent_for if "learner" in handles else 0.0
+
+    @property
+    def slow_starts(self) -> Sequence[str]:
+        """Hosts that have not started for a while, in words."""
+        return self._supervisor.slow_starts if self._supervisor is not None else ()
 
     @property
     def starts(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
-from tianflow.core.payloads import NO_VERSION
+from tianflow.core.payloads import HEARTBEAT_S, NO_VERSION
 from tianflow.core.statistics import HistogramBuilder
 from tianflow.errors import RunError, StateConflictError
 from tianflow.ledger.tickets import State
@@ -299,12 +299,14 @@ class Shutdown:
         task = asyncio.get_running_loop().create_task(work)
         config = self._live.config
         deadline = time.monotonic() + config.evaluation.timeout_s
+        # A healthy learner is silent between two heartbeats.
+        silence_s = max(config.run.grace_s, 3 * HEARTBEAT_S)
         if what == EVALUATION:
             self._lifecycle.evaluation_deadline = deadline
         try:
             while not task.done():
                 late = time.monotonic() > deadline
-                silent = self._hosts.learner_silent_for > config.run.grace_s
+                silent = self._hosts.learner_silent_for > silence_s
                 if late or silent or (self._lifecycle.hurried and what == EVALUATION):
                     reason = (
                         "the learner is silent"

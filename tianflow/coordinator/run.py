@@ -92,7 +92,7 @@ class Run:
             waiting_seconds=registry.waiting_seconds,
             actors=lambda: live.config.actors.count,
         )
-        self.hosts = HostGroup(exchange=exchange, registry=registry, capabilities=capabilities)
+        self.hosts = HostGroup(exchange=exchange, capabilities=capabilities)
         replay = exchange if isinstance(exchange, ReplayExchange) else None
         self.checkpoints = CheckpointManager(
             directory=directory,

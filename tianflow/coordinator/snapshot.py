@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tianflow.core.payloads import HEARTBEAT_S
 from tianflow.core.statistics import Diagnosis, LedgerSnapshot, RunStatistics
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.logs import logger
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from tianflow.core.payloads import EnvironmentSpec, SavedState
     from tianflow.core.statistics import SinkStatistics
     from tianflow.exchange.exchange import Exchange
+
+SILENT_S = 3.0 * HEARTBEAT_S
+"""A host that is silent for longer makes a run unready."""
 
 log = logger("coordinator")
 
@@ -86,9 +90,8 @@ class RunSnapshot:
                 "an actor": registry.an_actor_was_started,
             }
             waiting = [name for name, works in started.items() if not works]
-            return False, (f"starting: waiting for {' and '.join(waiting)}",) if waiting else (
-                "starting",
-            )
+            first = f"starting: waiting for {' and '.join(waiting)}" if waiting else "starting"
+            return False, (first, *self._hosts.slow_starts)
         if state not in ("running", "paused", "draining"):
             return False, (f"the run is {state}",)
         reasons = []
@@ -97,7 +100,7 @@ class RunSnapshot:
         if isinstance(self._exchange, ReplayExchange) and not self._exchange.shards_up:
             reasons.append("no replay shard is up: nothing is stored or drawn")
         for name, handle in self._hosts.handles.items():
-            if handle.silent_for > 3.0 + config.metrics.interval_s:
+            if handle.silent_for > SILENT_S:
                 reasons.append(f"host {name!r} has said nothing for {handle.silent_for:.0f} s")
         if config.actors.count and not any(c.role == "actor" for c in registry.reports):
             reasons.append("no actor is alive")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tianflow.core.payloads import HEARTBEAT_S, Activity
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import RunError
 from tianflow.logs import logger
@@ -25,17 +26,27 @@ START_ATTEMPTS = 3
 """After so many failed starts of a host in a row the run ends, instead of trying for ever."""
 BACKOFF_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Seconds before a restart, by the number of restarts of this host in the window."""
+LEARNER_SILENCE_S = 20.0
+"""Without a heartbeat for so long a learner is stopped, not slow: an update runs on another thread
+than its heartbeats.
+"""
+MIN_SILENCE_S = 5.0
+"""A host with environments is given as long at least, because a busy machine delays heartbeats."""
+SLOW_START_S = 10.0
+"""Between two reports of a host that has not started."""
 
 log = logger("supervisor")
 
 
 @dataclass(frozen=True, slots=True)
 class HostTimeouts:
-    """Seconds without a sign of life after which a host is killed, by what it does."""
+    """Seconds after which a host is killed, for ONE environment: a vector's sum has no limit.
+
+    ``step_s``: of a step, with the reset in it. ``start_s``: of a constructor, or the first reset.
+    """
 
     step_s: float
     start_s: float
-    evaluation_s: float
 
 
 @dataclass(slots=True)
@@ -44,8 +55,10 @@ class _Incarnation:
 
     ``components``: all that it ever had, because a retired actor may still hold a ticket.
     ``leaving``: it was asked to stop. ``unstarted_since``: on the watch's clock, while one of its
-    components does not work yet. ``looked`` (machine's clock): the last look at it. ``heard``
-    (watch's clock): the last look that found a new sign of life.
+    components does not work yet; ``waits_since``: the same, or the last time that one of its
+    environments was created or reset since. ``reported``: the last report of that. ``activities``:
+    those in progress, with the look that first found them. ``looked`` (machine's clock): the last
+    look at it. ``heard`` (watch's clock): the last look that found a new sign of life.
     """
 
     handle: HostHandle
@@ -54,6 +67,9 @@ class _Incarnation:
     killed_for: str = ""
     ever_started: bool = False
     unstarted_since: float | None = None
+    waits_since: float = 0.0
+    reported: float = 0.0
+    activities: dict[str, tuple[Activity, float]] = field(default_factory=dict)
     looked: float = field(default_factory=time.monotonic)
     heard: float = 0.0
 
@@ -65,6 +81,30 @@ class _Incarnation:
         if self.handle.silent_for <= self.looked - looked:
             self.heard = now
         return now - self.heard
+
+    def follow(self, now: float) -> None:
+        """Look at what its components do, and whether all of them work."""
+        before, self.activities = self.activities, {}
+        for activity in self.handle.activities:
+            last, since = before.get(activity.component, (None, now))
+            self.activities[activity.component] = activity, since if activity == last else now
+        moved = any(since == now for _, since in self.activities.values())
+        if self.handle.started:
+            self.ever_started, self.unstarted_since = True, None
+        elif self.unstarted_since is None:
+            self.unstarted_since = self.waits_since = self.reported = now
+        elif moved:
+            self.waits_since = now
+
+    @property
+    def doing(self) -> str:
+        """The operations in progress, in words."""
+        words = [
+            f"{activity.component}: {activity.operation}"
+            + (f" of environment {activity.environment}" if activity.environment >= 0 else "")
+            for activity, _ in self.activities.values()
+        ]
+        return ", ".join(words) or "no environment is at work"
 
 
 class Supervisor:
@@ -79,9 +119,9 @@ class Supervisor:
         lost: called for every host that is gone, after it was reaped, with all components that it
             ever had, and the reason.
         failed: called when the budget of restarts is used up, or a host cannot be started.
-        open_tickets: (ticket, slot, holder) of tickets that were begun and are not committed.
+        written_slots: (ticket, slot, holder) of slots that a holder writes to, whether their ticket
+            is open or was given up.
         progress: steps so far of a ticket in a slot.
-        rebuilding: (component, since when) of components that rebuild their environments.
         timeouts: see `HostTimeouts`.
         max_restarts: more restarts than this in ``window_s`` seconds end the run.
         grace_s: seconds between a request to stop and a kill.
@@ -93,9 +133,8 @@ class Supervisor:
         start: HostStarter,
         lost: Callable[[HostSpec, str], None],
         failed: Callable[[RunError], None],
-        open_tickets: Callable[[], Sequence[tuple[int, int, str]]],
+        written_slots: Callable[[], Sequence[tuple[int, int, str]]],
         progress: Callable[[int, int], int],
-        rebuilding: Callable[[], Sequence[tuple[str, float]]],
         timeouts: HostTimeouts,
         max_restarts: int,
         window_s: float,
@@ -103,14 +142,13 @@ class Supervisor:
     ) -> None:
         self.name = "supervisor"
         self._start, self._lost, self._failed = start, lost, failed
-        self._open_tickets, self._progress = open_tickets, progress
-        self._rebuilding, self._timeouts = rebuilding, timeouts
+        self._written_slots, self._progress = written_slots, progress
+        self._timeouts = timeouts
         self._max_restarts, self._window_s, self._grace_s = max_restarts, window_s, grace_s
         self._specs: dict[str, HostSpec] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._alive: dict[str, _Incarnation] = {}
-        self._seen: dict[int, tuple[int, float]] = {}
-        self._rebuilds: dict[tuple[str, float], float] = {}
+        self._seen: dict[int, tuple[tuple[int, Activity | None], float]] = {}
         self._watched_s = 0.0
         self._restarts: deque[tuple[float, str]] = deque()
         self._stopping = False
@@ -135,6 +173,17 @@ class Supervisor:
     def handles(self) -> Mapping[str, HostHandle]:
         """The hosts that are alive, by name."""
         return {name: incarnation.handle for name, incarnation in self._alive.items()}
+
+    @property
+    def slow_starts(self) -> Sequence[str]:
+        """Hosts that have not started for a while, in words."""
+        return [
+            f"host {name!r} has not started for {self._watched_s - since:.0f} s "
+            f"({incarnation.doing})"
+            for name, incarnation in self._alive.items()
+            if (since := incarnation.unstarted_since) is not None
+            and self._watched_s - since >= SLOW_START_S
+        ]
 
     def reconcile(self, specs: Sequence[HostSpec]) -> None:
         """Run exactly these hosts. Repeating it is harmless."""
@@ -284,50 +333,80 @@ class Supervisor:
             raise RunError(name, summary)
 
     def _watch(self, now: float) -> None:
+        for incarnation in self._alive.values():
+            incarnation.follow(now)
+        # First: the cause has a better name than the silence that it may bring.
+        self._watch_environments(now)
+        self._watch_slots(now)
         for name, incarnation in list(self._alive.items()):
-            if incarnation.handle.started:
-                incarnation.ever_started, incarnation.unstarted_since = True, None
-            elif incarnation.unstarted_since is None:
-                incarnation.unstarted_since = now
             limit, reason, shown_nothing_for = self._timeout_of(incarnation, now)
             if shown_nothing_for > limit:
                 self.kill(name, reason)
-        self._watch_progress(now)
-        self._rebuilds = {
-            rebuild: self._rebuilds.get(rebuild, now) for rebuild in self._rebuilding()
-        }
-        for (component, _), since in self._rebuilds.items():
-            if now - since > self._timeouts.start_s:
-                self._hung(component, after_s=self._timeouts.start_s)
+            elif incarnation.unstarted_since is not None:
+                self._report_slow_start(name, incarnation, now)
 
     def _timeout_of(self, incarnation: _Incarnation, now: float) -> tuple[float, str, float]:
         """(limit, reason, seconds): after ``limit`` seconds without a sign of life the host is
         killed for ``reason``, and it has shown none for ``seconds``.
         """
         if incarnation.unstarted_since is not None:
-            # Its messages are no evidence: while a constructor hangs, the host's loop still
-            # reports.
-            return self._timeouts.start_s, "start_timeout", now - incarnation.unstarted_since
+            # Heartbeats are no evidence: while a constructor hangs, the host's loop still works.
+            return self._timeouts.start_s, "start_timeout", now - incarnation.waits_since
         silent = incarnation.silent_for(now)
-        match next((component.role for component in incarnation.components.values()), "actor"):
-            case "learner":
-                # A slow update is not a hang: readiness shows it, and a person decides.
-                return float("inf"), "", silent
-            case "evaluator":
-                return self._timeouts.evaluation_s, "silent", silent
-        return max(self._timeouts.step_s, 10 * TICK_S), "silent", silent
+        if any(component.role == "learner" for component in incarnation.components.values()):
+            # A slow update is not a hang: readiness shows it, and a person decides.
+            return LEARNER_SILENCE_S, "silent", silent
+        # A step may hold the interpreter lock, and with it the heartbeats. The heartbeats before
+        # and after it belong to the silence.
+        step_s = self._timeouts.step_s + 2 * HEARTBEAT_S
+        return max(step_s, MIN_SILENCE_S), "silent", silent
 
-    def _watch_progress(self, now: float) -> None:
-        seen: dict[int, tuple[int, float]] = {}
-        for ticket, slot, holder in self._open_tickets():
-            steps = self._progress(slot, ticket)
+    def _watch_environments(self, now: float) -> None:
+        """Find calls into environments that do not return, whatever happened to the ticket."""
+        for incarnation in list(self._alive.values()):
+            for activity, since in incarnation.activities.values():
+                in_step = activity.operation == "step"
+                limit = self._timeouts.step_s if in_step else self._timeouts.start_s
+                if now - since > limit:
+                    self._hung(
+                        activity.component,
+                        after_s=limit,
+                        operation=activity.operation,
+                        environment=activity.environment,
+                    )
+
+    def _watch_slots(self, now: float) -> None:
+        """Find writers without progress. Their progress words need no heartbeat, which a step that
+        holds the interpreter lock prevents.
+        """
+        activities = {
+            component: activity
+            for incarnation in self._alive.values()
+            for component, (activity, _) in incarnation.activities.items()
+        }
+        seen: dict[int, tuple[tuple[int, Activity | None], float]] = {}
+        for ticket, slot, holder in self._written_slots():
+            progress = self._progress(slot, ticket), activities.get(holder)
             before = self._seen.get(ticket)
-            seen[ticket] = before if before is not None and before[0] == steps else (steps, now)
+            seen[ticket] = (
+                before if before is not None and before[0] == progress else (progress, now)
+            )
             if now - seen[ticket][1] > self._timeouts.step_s:
-                self._hung(holder, after_s=self._timeouts.step_s, step=steps)
+                self._hung(holder, after_s=self._timeouts.step_s, step=progress[0])
         self._seen = seen
 
-    def _hung(self, component: str, **details: float) -> None:
+    def _report_slow_start(self, name: str, incarnation: _Incarnation, now: float) -> None:
+        since = incarnation.unstarted_since
+        if since is not None and now - incarnation.reported >= SLOW_START_S:
+            incarnation.reported = now
+            log.info(
+                "a host has not started yet",
+                host=name,
+                after_s=round(now - since),
+                doing=incarnation.doing,
+            )
+
+    def _hung(self, component: str, **details: float | str) -> None:
         host = next(
             (
                 name

@@ -306,6 +306,27 @@ class Evaluation:
     lengths: tuple[int, ...]
 
 
+HEARTBEAT_S = 1.0
+"""Seconds between two heartbeats of a host. No setting changes it, because silence is judged by
+it.
+"""
+
+
+class Activity(NamedTuple):
+    """The operation on its environments that a component is in, as of a heartbeat.
+
+    Two equal activities in a row show one environment that works on one call.
+    """
+
+    component: str
+    operation: str
+    """``constructor``, ``reset``, ``step`` (a whole trajectory) or ``close``."""
+    calls: int
+    """Number of calls that have begun in the component's life."""
+    environment: int
+    """Index of the environment at work; -1 where the vector steps all of them in one call."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateFile:
     """Hash and size of a written state file."""

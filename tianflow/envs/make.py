@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tianflow import plugins
+from tianflow.envs.progress import EnvironmentProgress
 from tianflow.envs.using import with_environment
 from tianflow.envs.vector import VectorEnvironment, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError, Problem
@@ -55,7 +56,11 @@ def environment_seed(
 
 
 def make(
-    settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper | None = None
+    settings: EnvSettings,
+    num_envs: int | None = None,
+    *,
+    around: Wrapper | None = None,
+    progress: EnvironmentProgress | None = None,
 ) -> VectorEnvironment:
     """Create ``num_envs`` (default: from the settings) environments, without resetting them.
 
@@ -64,7 +69,7 @@ def make(
     by that module, or an attribute of it: a class or function that creates one environment, or a
     whole vector if it has a parameter ``num_envs``. With ``vectorization`` envpool it is an id of
     envpool. ``around`` is the outermost wrapper of each single environment; a native vector accepts
-    none.
+    none. ``progress`` follows the environments, from their constructors on.
 
     Raises:
         ConfigError: the settings are invalid, or a package of an extra is missing.
@@ -79,20 +84,26 @@ def make(
                 )
             ]
         )
+    progress = progress or EnvironmentProgress()
     with _quiet():
-        maker, frames = _maker(settings, () if around is None else (around,))
+        maker, frames = _maker(settings, () if around is None else (around,), progress)
         with _extras_named(settings.id), failures_named("its constructor"):
             context = contextvars.copy_context()
             vector = context.run(maker, num_envs)
         with contextlib.ExitStack() as refused:
             refused.callback(_close, vector)
-            environment = _wrapped(vector, settings.id, num_envs, frames, context)
+            environment = _wrapped(vector, settings.id, num_envs, frames, context, progress)
             refused.pop_all()
             return environment
 
 
 def _wrapped(
-    vector: Any, env_id: str, num_envs: int, frames: int, context: contextvars.Context
+    vector: Any,
+    env_id: str,
+    num_envs: int,
+    frames: int,
+    context: contextvars.Context,
+    progress: EnvironmentProgress,
 ) -> VectorEnvironment:
     if getattr(vector, "num_envs", None) != num_envs:
         message = (
@@ -101,7 +112,7 @@ def _wrapped(
         )
         raise ConfigError([Problem("env.id", env_id, message)])
     try:
-        return VectorEnvironment(vector, env_id, frames, context=context)
+        return VectorEnvironment(vector, env_id, frames, context=context, progress=progress)
     except ValueError as error:
         raise ConfigError([Problem("env.id", env_id, str(error))]) from error
 
@@ -158,7 +169,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _maker(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, int]:
+def _maker(
+    settings: EnvSettings, around: tuple[Wrapper, ...], progress: EnvironmentProgress
+) -> tuple[Maker, int]:
     """The factory of the vector, and the number of frames per step."""
     import gymnasium
 
@@ -174,11 +187,11 @@ def _maker(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, i
             if name not in gymnasium.registry:
                 raise _unknown_attribute(error, settings.id, module) from error
         else:
-            return _from_callable(settings, found, around), 1
+            return _from_callable(settings, found, around, progress), 1
     spec = _registered(settings.id, name if colon else settings.id)
     usual = {"frameskip": 4} if spec.vector_entry_point == ATARI_VECTOR else {}
     frames = {**usual, **spec.kwargs, **settings.kwargs}.get("frameskip", 1)
-    return _from_spec(settings, spec, around), frames if isinstance(frames, int) else 1
+    return _from_spec(settings, spec, around, progress), frames if isinstance(frames, int) else 1
 
 
 def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, int]:
@@ -301,7 +314,9 @@ def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: boo
     return [*found, *around]
 
 
-def _from_spec(settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...]) -> Maker:
+def _from_spec(
+    settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...], progress: EnvironmentProgress
+) -> Maker:
     """Factory that uses `gymnasium.make_vec`: the id's own vector environment, or a synchronous
     one.
     """
@@ -322,6 +337,7 @@ def _from_spec(settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...]) ->
     native = has_own and settings.vectorization != "sync"
     wrappers, kwargs = _wrappers(settings, around, native=native), dict(settings.kwargs)
     if not native:
+        wrappers.append(progress.constructed)
         # Observations are copied to the slot at once, so the vector need not copy them.
         kwargs["vector_kwargs"] = {"copy": False, **_mapping(kwargs.get("vector_kwargs", {}))}
         kwargs["disable_env_checker"] = True
@@ -371,7 +387,9 @@ def _mapping(value: object) -> Mapping[str, Any]:
     )
 
 
-def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...]) -> Maker:
+def _from_callable(
+    settings: EnvSettings, found: Any, around: tuple[Wrapper, ...], progress: EnvironmentProgress
+) -> Maker:
     """Factory from the user's class or function, of one environment or of a vector."""
     import gymnasium
 
@@ -413,7 +431,7 @@ def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...
             )
         for wrapper in wrappers:
             environment = wrapper(environment)
-        return environment
+        return progress.constructed(environment)
 
     return lambda num_envs: _merging_what_is_read(
         gymnasium.vector.SyncVectorEnv([one] * num_envs, **vector_kwargs)

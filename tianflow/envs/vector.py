@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.core.payloads import Autoreset, EnvironmentSpec, Episode
+from tianflow.envs.progress import EnvironmentProgress
 from tianflow.envs.spec import (
     ActionCodec,
     Array,
@@ -127,9 +128,12 @@ class VectorEnvironment:
         frames_per_step: int = 1,
         *,
         context: contextvars.Context | None = None,
+        progress: EnvironmentProgress | None = None,
     ) -> None:
         self._vector = vector
         self._run = (contextvars.copy_context() if context is None else context).run
+        self._progress = progress or EnvironmentProgress()
+        self._progress.follow(vector)
         self.observations = ObservationCodec(vector.single_observation_space)
         actions = action_spec(vector.single_action_space)
         self._actions = ActionCodec(actions)
@@ -203,6 +207,7 @@ class VectorEnvironment:
             UnexpectedShapeError: the shape of a result differs from the space.
         """
         actions = self._actions.decode(stored)
+        self._progress.calls += 1
         try:
             observation, reward, terminated, truncated, info = self._run(self._vector.step, actions)
         # The user's code may raise anything; the actor decides what follows.

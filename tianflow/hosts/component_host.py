@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
-from tianflow.core.payloads import SavedState
+from tianflow.core.payloads import HEARTBEAT_S, SavedState
 from tianflow.errors import (
     BrokenChannelError,
     ConfigError,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tianflow.components.evaluator import Evaluator
     from tianflow.core.payloads import Evaluation, Version
     from tianflow.core.program import ComponentSpec, HostPlan
-    from tianflow.interfaces import Ends, HostReports
+    from tianflow.interfaces import Ends, HostEnd
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class ComponentHost:
         reports: receives what the host reports.
     """
 
-    def __init__(self, *, plan: HostPlan, ends: Ends, reports: HostReports) -> None:
+    def __init__(self, *, plan: HostPlan, ends: Ends, reports: HostEnd) -> None:
         self.name = plan.host.name
         self._settings, self._reports = ends.settings, reports
         self._loop = asyncio.get_running_loop()
@@ -72,8 +72,11 @@ class ComponentHost:
         self.stopped: asyncio.Future[str] = self._loop.create_future()
         """Resolved when the host is to end: with "", or with the summary of its failure."""
         self.reconcile(plan.host.components)
-        self._reporter = self._loop.create_task(self._report_regularly())
-        self._reporter.add_done_callback(self._reporter_ended)
+        self._reporters = [
+            self._loop.create_task(work) for work in (self._beat(), self._report_regularly())
+        ]
+        for reporter in self._reporters:
+            reporter.add_done_callback(self._reporter_ended)
 
     def reconcile(self, wanted: Sequence[ComponentSpec]) -> None:
         """Run exactly the components ``wanted``. Only actors come and go."""
@@ -98,7 +101,7 @@ class ComponentHost:
     async def close(self) -> None:
         """Cancel every component and wait for that. Pending answers become BrokenChannelError."""
         self._compute.close()
-        running = (*self._tasks.values(), self._reporter)
+        running = (*self._tasks.values(), *self._reporters)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -177,6 +180,14 @@ class ComponentHost:
             self._retired.discard(name)
             if name in self._wanted:  # it is wanted again by now
                 self._add(self._wanted[name])
+
+    async def _beat(self) -> None:
+        """Send a heartbeat every `HEARTBEAT_S`."""
+        while True:
+            actors = [c for c in self._components.values() if isinstance(c, Actor)]
+            activities = [activity for actor in actors if (activity := actor.activity) is not None]
+            self._reports.heartbeat(tuple(activities))
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def _report_regularly(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from tianflow import plugins
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
+from tianflow.envs.progress import EnvironmentProgress
 from tianflow.errors import PoisonedTrajectoryError, RunError
 from tianflow.hosts.compute import Compute
 from tianflow.rundir.checkpoints import CheckpointStore
@@ -76,6 +77,7 @@ class Builder:
         return makers[component.role](component)
 
     def _actor(self, component: ComponentSpec) -> Actor:
+        progress = EnvironmentProgress()
         return Actor(
             name=component.name,
             host=self._host,
@@ -83,7 +85,8 @@ class Builder:
             settings=self._ends.settings,
             events=self._ends.events,
             compute=self._compute,
-            make_rollout=lambda: self._rollout(component),
+            make_rollout=lambda: self._rollout(component, progress),
+            progress=progress,
         )
 
     def _learner(self, component: ComponentSpec) -> Learner:
@@ -154,7 +157,9 @@ class Builder:
         set_acting_precision(self._config, policy)
         return policy, weights
 
-    def _rollout(self, component: ComponentSpec) -> Rollout:
+    def _rollout(
+        self, component: ComponentSpec, progress: EnvironmentProgress | None = None
+    ) -> Rollout:
         from tianflow.components.rollout import Rollout
 
         incarnation = Incarnation(
@@ -172,6 +177,7 @@ class Builder:
             actor_index=component.index,
             incarnation=incarnation.number,
             actors=lambda: self._config.actors.count,
+            progress=progress,
         )
         try:
             rollout.prepare()

@@ -23,6 +23,7 @@ from tianflow.channels.messages import (
     Granted,
     GrantsEnded,
     Handlers,
+    Heartbeat,
     HostFailed,
     LearnerRested,
     NotEvaluated,
@@ -50,7 +51,7 @@ from tianflow.hosts.component_host import ComponentHost, as_run_error
 
 if TYPE_CHECKING:
     from tianflow.core.events import Event
-    from tianflow.core.payloads import Version
+    from tianflow.core.payloads import Activity, Version
     from tianflow.core.program import HostPlan
     from tianflow.core.statistics import ComponentStatistics
     from tianflow.interfaces import (
@@ -68,7 +69,7 @@ FLUSH_S = 1.0
 
 
 class LinkEnds:
-    """`tianflow.interfaces.Ends` and `HostReports` over a link.
+    """`tianflow.interfaces.Ends` and `HostEnd` over a link.
 
     Args:
         plan: of the host.
@@ -145,6 +146,10 @@ class LinkEnds:
     def report(self, statistics: Sequence[ComponentStatistics]) -> None:
         """To the coordinator."""
         self._link.send(StatisticsReported(tuple(statistics)))
+
+    def heartbeat(self, activities: tuple[Activity, ...]) -> None:
+        """To the coordinator."""
+        self._link.send(Heartbeat(activities))
 
     def fail(self, error: RunError) -> None:
         """To the coordinator."""

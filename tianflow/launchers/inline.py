@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tianflow.config.model import Config
-    from tianflow.core.payloads import TrajectoryLayout
+    from tianflow.core.payloads import Activity, TrajectoryLayout
     from tianflow.core.program import HostPlan, HostSpec
     from tianflow.core.statistics import ComponentStatistics
     from tianflow.errors import RunError
@@ -67,7 +67,7 @@ class InlineLauncher:
 
 
 class MemoryEnds:
-    """`tianflow.interfaces.Ends` and `HostReports` in the coordinator's own process.
+    """`tianflow.interfaces.Ends` and `HostEnd` in the coordinator's own process.
 
     Args:
         run: that they belong to.
@@ -82,6 +82,8 @@ class MemoryEnds:
         self._shard_ends: dict[int, ShardEnd] = {}
         self.pending = {component.name for component in plan.host.components}
         """Components that do not work yet."""
+        self.activities: Sequence[Activity] = ()
+        """As of the last heartbeat."""
 
     @property
     def settings(self) -> SettingsReader:
@@ -145,6 +147,10 @@ class MemoryEnds:
         """To the coordinator."""
         self._run.inbox.report(statistics)
 
+    def heartbeat(self, activities: tuple[Activity, ...]) -> None:
+        """For the supervisor."""
+        self.activities = activities
+
     def fail(self, error: RunError) -> None:
         """To the coordinator."""
         self._run.inbox.fail(error)
@@ -188,6 +194,11 @@ class InlineHost:
     def silent_for(self) -> float:
         """0: it shares the coordinator's loop."""
         return 0.0
+
+    @property
+    def activities(self) -> Sequence[Activity]:
+        """As of the last heartbeat."""
+        return self._ends.activities
 
     def reconcile(self, host: HostSpec) -> None:
         """Run exactly the components of ``host``."""

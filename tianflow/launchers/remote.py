@@ -26,6 +26,7 @@ from tianflow.channels.messages import (
     Evaluated,
     EventPublished,
     Handlers,
+    Heartbeat,
     HostFailed,
     ItemsSaved,
     LearnerRested,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
     from tianflow.channels.messages import ShardAnswer
     from tianflow.config.model import Config
-    from tianflow.core.payloads import TrajectoryLayout
+    from tianflow.core.payloads import Activity, TrajectoryLayout
     from tianflow.core.program import HostPlan, HostSpec
     from tianflow.interfaces import HostProcess, MessageLink, RunView, Transport
 
@@ -115,6 +116,8 @@ class RemoteHost:
         self._process: HostProcess
         self._link: MessageLink
         self._last_message = time.monotonic()
+        self.activities: Sequence[Activity] = ()
+        """As of the last heartbeat."""
         self._gaps = GapCounter()
         self._requests = itertools.count()
         self._answers: dict[int, asyncio.Future[object]] = {}
@@ -249,6 +252,7 @@ class RemoteHost:
             {
                 **served.handlers,
                 EventPublished: self._event,
+                Heartbeat: self._beat,
                 StatisticsReported: lambda message: inbox.report(message.components),
                 ComponentStarted: self._started,
                 ComponentEnded: lambda message: inbox.component_ended(message.name),
@@ -275,6 +279,9 @@ class RemoteHost:
         details = "".join(traceback.format_exception(error))
         summary = f"a message from host {self._host.name!r} was refused: {error!r}"
         self._run.inbox.fail(RunError("coordinator", summary, details))
+
+    def _beat(self, message: Heartbeat) -> None:
+        self.activities = message.activities
 
     def _event(self, message: EventPublished) -> None:
         self._run.inbox.events_lost(self._gaps.lost(message.sequence))

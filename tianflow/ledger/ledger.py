@@ -415,6 +415,13 @@ class Ledger:
         """
         return [t for t in self._tickets if not states or t.state in states]
 
+    def written_slots(self) -> list[tuple[int, int, str]]:
+        """(ticket, slot, holder) of each slot that its holder writes to. A ticket that was given up
+        counts until the holder gives the slot back.
+        """
+        begun = [(t.number, t.slot, t.holder) for t in self.live(State.BEGUN)]
+        return begun + self._slots.written_in_quarantine()
+
     def snapshot(self) -> LedgerSnapshot:
         """All figures of the ledger at one moment."""
         return self._counters.snapshot(
@@ -481,7 +488,8 @@ class Ledger:
         ticket = self._tickets.pop(number)
         self._counters.count_drop(ticket, reason)
         if ticket.state in (State.GRANTED, State.BEGUN):
-            self._slots.quarantine(ticket.slot, ticket.holder, number)
+            begun = ticket.state is State.BEGUN
+            self._slots.quarantine(ticket.slot, ticket.holder, number, begun=begun)
         elif ticket.state is State.COMMITTED:
             self._slots.release(ticket.slot)
         # The slot of a taken ticket stays lent until its reader has copied it or ends.

@@ -18,7 +18,7 @@ class Slots:
         self.count = count
         """Number of slots."""
         self._free = list(reversed(range(count)))
-        self._quarantine: dict[int, tuple[str, int]] = {}
+        self._quarantine: dict[int, tuple[str, int, bool]] = {}
         self._lent: dict[int, int] = {}
 
     def add(self, count: int) -> None:
@@ -52,21 +52,37 @@ class Slots:
         """Free ``slot``, which no process accesses."""
         self._free.append(slot)
 
+<<<<<<< HEAD
     def quarantine(self, slot: int, holder: str, number: int) -> None:
         """Withhold ``slot`` while ``holder`` may still write to it for the given-up ticket
         ``number``.
+=======
+    def quarantine(self, slot: int, holder: str, number: int, *, begun: bool = False) -> None:
+        """Keep ``slot`` back while ``holder`` may still write to it for the given-up ticket
+        ``number``. ``begun``: it has begun to write.
+>>>>>>> 1e8a472 (Judge hosts by heartbeats, and environments by their calls)
         """
-        self._quarantine[slot] = (holder, number)
+        self._quarantine[slot] = (holder, number, begun)
+
+    def written_in_quarantine(self) -> list[tuple[int, int, str]]:
+        """(number, slot, holder) of each slot in quarantine to which its holder has begun to
+        write.
+        """
+        return [
+            (number, slot, holder)
+            for slot, (holder, number, begun) in self._quarantine.items()
+            if begun
+        ]
 
     def leave_quarantine(self, slot: int, number: int) -> None:
         """Free ``slot`` if it is in quarantine for ticket ``number``."""
-        if self._quarantine.get(slot, ("", -1))[1] == number:
+        if self._quarantine.get(slot, ("", -1, False))[1] == number:
             del self._quarantine[slot]
             self._free.append(slot)
 
     def holder_lost(self, holder: str) -> None:
         """``holder`` ended: free its slots in quarantine."""
-        for slot, (owner, number) in list(self._quarantine.items()):
+        for slot, (owner, number, _) in list(self._quarantine.items()):
             if owner == holder:
                 self.leave_quarantine(slot, number)
 
