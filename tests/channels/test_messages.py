@@ -278,7 +278,7 @@ def test_a_field_that_cannot_be_checked_is_refused_when_it_is_first_sent(annotat
 def test_nothing_is_sent_but_plain_values() -> None:
     sent = [
         Begin(1, Version(1, 2)),
-        Granted("a", Grant(1, 2, Version(1, 2))),
+        Granted("a", 0, Grant(1, 2, Version(1, 2))),
         SaveState(1, Path("there")),
         SetComponents((ComponentSpec("a", "actor", 1),)),
         ItemsSaved(StateFile("hash", 3), Holdings()),

@@ -14,7 +14,7 @@ import pytest
 from tests.support.worlds import small_layout, turns
 from tianflow.channels.link import Link, socket_pair
 from tianflow.channels.memory import heap_arena
-from tianflow.channels.messages import Abort, Granted, RequestGrants
+from tianflow.channels.messages import Abort, Granted, GrantsEnded, RequestGrants
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Grant, Settlement, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
@@ -51,7 +51,8 @@ class Desk:
         self.handlers[type(message)](message)
 
     def _hear(self, message: object) -> None:
-        self.sender.grant(message.grant if isinstance(message, Granted) else None)
+        assert isinstance(message, Granted | GrantsEnded)
+        self.sender.answer(message)
 
     @property
     def wanted(self) -> list[int]:
@@ -188,3 +189,25 @@ async def test_an_end_without_anybody_waiting_empties_the_stock(desk: Desk) -> N
     await desk.quiet()
     assert 0 == desk.in_use
     assert {"cancelled"} == {message.reason for message in desk.said if isinstance(message, Abort)}
+
+
+async def test_a_grant_for_an_earlier_end_of_its_holder_goes_back(desk: Desk) -> None:
+    """An actor that leaves and comes again at once: the old end's grant was on its way."""
+    waiting = asyncio.create_task(desk.sender.acquire())
+    await turns(1)
+    desk.link.push()
+    desk.sender.close()
+    desk.sender = LinkTrajectorySender(
+        link=desk.link, arena=desk.arena, holder="a", announce=lambda _: None, end=1
+    )
+    await desk.quiet()
+    with pytest.raises(EndOfChannel):
+        await waiting
+    assert 0 == desk.in_use
+    grant = await desk.sender.acquire()
+    await desk.quiet()
+    assert 1 == desk.in_use
+    desk.sender.abort(grant, "cancelled")
+    desk.sender.close()
+    await desk.quiet()
+    assert 0 == desk.in_use

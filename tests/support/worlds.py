@@ -267,8 +267,8 @@ class SharedHost:
             in_hand_s=0.0,
         )
         self._hearing |= {
-            Granted: lambda message: sender.grant(message.grant),
-            GrantsEnded: lambda _: sender.grant(None),
+            Granted: sender.answer,
+            GrantsEnded: sender.answer,
         }
         return sender
 

@@ -324,7 +324,7 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
         StartHost(plan, settings, transport.address),
         SharedHostTransport.attach(transport.address, descriptors, layout=layout, draws=None),
     )
-    link.send(Granted("actor-9", Grant(0, 0, Version(1, 0))))
+    link.send(Granted("actor-9", 0, Grant(0, 0, Version(1, 0))))
     assert FAILED == await asyncio.wait_for(host.run(), 10.0)
     await until(lambda: any(isinstance(message, HostFailed) for message in heard))
     [failed] = [message for message in heard if isinstance(message, HostFailed)]

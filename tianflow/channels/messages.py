@@ -65,9 +65,10 @@ class Handlers(dict[type, Callable[[Any], object]]):
 
 @message
 class RequestGrants(NamedTuple):
-    """An actor wants ``wanted`` more grants."""
+    """An actor wants ``wanted`` more grants. ``end`` is the incarnation of its end in its host."""
 
     holder: str
+    end: int
     wanted: int
 
 
@@ -146,9 +147,10 @@ message(Settlement)
 
 @message
 class Granted(NamedTuple):
-    """One grant for an actor."""
+    """One grant for the end that requested it."""
 
     holder: str
+    end: int
     grant: Grant
 
 
@@ -157,6 +159,7 @@ class GrantsEnded(NamedTuple):
     """The run wants no more trajectories: the answer to one requested grant."""
 
     holder: str
+    end: int
 
 
 @message

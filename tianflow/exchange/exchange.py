@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from tianflow.channels.arena import Arena
 from tianflow.core.limits import Limits
@@ -61,6 +62,8 @@ class Exchange:
         self._cancel_call: Callable[[], None] | None = None
         self._ended = False
         self._holds: set[str] = set()
+        self._clock_stands = False
+        """True while stragglers are looked at and no timer could be due."""
         self._settled: list[Callable[[], None]] = []
         self.seed_epoch = 0
         """Sent with every grant; see `Grant.seed_epoch`."""
@@ -243,9 +246,18 @@ class Exchange:
             slot = self.ledger.slot_of(number)
             if slot is not None:
                 self.arena.request_cut(slot, number)
-        if blocked.until is not None:
-            delay = max(0.0, blocked.until - self._clock()) + 0.001
-            self._cancel_call = self._call_later(delay, self._pump)
+        if blocked.until is not None and not self._clock_stands:
+            now = self._clock()
+            delay = max(0.0, blocked.until - now) + 0.001
+            self._cancel_call = self._call_later(delay, partial(self._patience_ended, now))
+
+    def _patience_ended(self, since: float) -> None:
+        """Look again. A clock that has not moved ``since`` the timer was set belongs to a paused
+        run: then the release of grants looks again, with which every pause ends.
+        """
+        self._clock_stands = self._clock() == since
+        self._pump()
+        self._clock_stands = False
 
     def _cancel_timer(self) -> None:
         if self._cancel_call is not None:

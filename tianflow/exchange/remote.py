@@ -74,10 +74,12 @@ class ServedExchange:
         """By the class of a message."""
 
     def _request_grants(self, message: RequestGrants) -> None:
-        holder, wanted = message
+        holder, end, wanted = message
 
         def deliver(grant: Grant | None) -> None:
-            self._link.send(GrantsEnded(holder) if grant is None else Granted(holder, grant))
+            self._link.send(
+                GrantsEnded(holder, end) if grant is None else Granted(holder, end, grant)
+            )
 
         for _ in range(wanted):
             self._exchange.request_grant(holder, deliver)
@@ -117,6 +119,7 @@ class LinkTrajectorySender:
         arena: where granted slots lie.
         holder: the actor, as the ledger knows it.
         announce: receives the versions that were published.
+        end: incarnation of this end. A holder that comes again has another one.
         in_hand_s: seconds of work to have in stock.
     """
 
@@ -127,8 +130,10 @@ class LinkTrajectorySender:
         arena: Arena,
         holder: str,
         announce: Callable[[Version], None],
+        end: int = 0,
         in_hand_s: float = IN_HAND_S,
     ) -> None:
+        self._end = end
         self._link, self._arena, self._holder, self._announce, self._in_hand_s = (
             link,
             arena,
@@ -168,7 +173,7 @@ class LinkTrajectorySender:
         self._few = stock // 2
         count = 1 + stock - self._asked - len(self._in_stock)
         if count > 0:
-            self._link.send(RequestGrants(self._holder, count))
+            self._link.send(RequestGrants(self._holder, self._end, count))
             self._asked += count
 
     async def _granted(self, waiting: asyncio.Future[Grant | None]) -> Grant:
@@ -183,8 +188,16 @@ class LinkTrajectorySender:
             raise EndOfChannel
         return grant
 
+    def answer(self, message: Granted | GrantsEnded) -> None:
+        """One answer of the coordinator. A grant for an earlier end of this holder goes back."""
+        grant = message.grant if isinstance(message, Granted) else None
+        if message.end == self._end:
+            self.grant(grant)
+        elif grant is not None:
+            self.abort(grant, "cancelled")
+
     def grant(self, grant: Grant | None) -> None:
-        """One answer of the coordinator; None: the end. After `close` a grant goes back."""
+        """One answer to this end; None: the end. After `close` a grant goes back."""
         self._asked -= 1
         if grant is None:
             self._give_back_stock()

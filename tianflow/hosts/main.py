@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,7 @@ class LinkEnds:
         self.settings, self._transport, self._link = settings, transport, link
         self._published = plan.published
         self._weights: WeightsChannel | None = None
+        self._incarnations = itertools.count()
         self.senders: dict[str, LinkTrajectorySender] = {}
         """By actor."""
         self.batches = LinkBatchSource(link=link, arena=transport.draws or transport.arena)
@@ -97,7 +99,11 @@ class LinkEnds:
     def sender(self, holder: str) -> LinkTrajectorySender:
         """An actor's end."""
         self.senders[holder] = LinkTrajectorySender(
-            link=self._link, arena=self._transport.arena, holder=holder, announce=self._announce
+            link=self._link,
+            arena=self._transport.arena,
+            holder=holder,
+            announce=self._announce,
+            end=next(self._incarnations),
         )
         return self.senders[holder]
 
@@ -188,8 +194,8 @@ class LinkedHost:
         ends, host = self._ends, self._host
         self._handlers = Handlers(
             {
-                Granted: lambda message: ends.senders[message.holder].grant(message.grant),
-                GrantsEnded: lambda message: ends.senders[message.holder].grant(None),
+                Granted: lambda message: ends.senders[message.holder].answer(message),
+                GrantsEnded: lambda message: ends.senders[message.holder].answer(message),
                 BatchReady: lambda message: ends.batches.batch(*message),
                 BatchesEnded: lambda _: ends.batches.end(),
                 **dict.fromkeys(

@@ -52,15 +52,9 @@ class Slots:
         """Free ``slot``, which no process accesses."""
         self._free.append(slot)
 
-<<<<<<< HEAD
-    def quarantine(self, slot: int, holder: str, number: int) -> None:
-        """Withhold ``slot`` while ``holder`` may still write to it for the given-up ticket
-        ``number``.
-=======
     def quarantine(self, slot: int, holder: str, number: int, *, begun: bool = False) -> None:
-        """Keep ``slot`` back while ``holder`` may still write to it for the given-up ticket
+        """Withhold ``slot`` while ``holder`` may still write to it for the given-up ticket
         ``number``. ``begun``: it has begun to write.
->>>>>>> 1e8a472 (Judge hosts by heartbeats, and environments by their calls)
         """
         self._quarantine[slot] = (holder, number, begun)
 
