@@ -29,6 +29,22 @@ ECHO, END, SLEEP, LOOK, FAMILY = (
     f"tests.support.host_forker_targets:{name}"
     for name in ("echo", "end", "sleep", "look_around", "with_descendants")
 )
+STOPPED_FORK_SERVER = """
+import asyncio, os, signal, socket, sys
+from tianflow.launchers.host_forker import HostForker
+
+async def main():
+    async with HostForker(run_id=sys.argv[1]) as forker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        await forker.spawn("host", sys.argv[2], b"stay", [theirs.fileno()])
+        ours.recv(4096)  # the host's family is complete
+        os.kill(forker.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, forker.pid, os.WSTOPPED | os.WNOWAIT)
+        print("stopped", flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
 DAEMON = "tests.support.host_forker_targets:with_daemon"
 
 
@@ -387,6 +403,31 @@ async def test_leaving_ends_in_time_when_the_fork_server_is_stopped(run_id: str)
         child.kill()
     assert -9 == child.returncode
     assert [] == await of_run(run_id)
+
+
+async def test_a_stopped_fork_server_ends_with_a_coordinator_that_is_killed(run_id: str) -> None:
+    """Its death signal continues it, so it ends its hosts and what they have started."""
+    coordinator = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STOPPED_FORK_SERVER, run_id, FAMILY, stdout=subprocess.PIPE
+    )
+    assert coordinator.stdout is not None
+    async with asyncio.timeout(30.0):
+        assert b"stopped\n" == await coordinator.stdout.readline()
+        assert 4 <= len(await of_run(run_id))
+        coordinator.kill()
+        await coordinator.wait()
+        while await of_run(run_id):
+            await asyncio.sleep(0.01)
+
+
+async def test_hosts_start_whatever_number_of_threads_the_shell_asks_for(
+    run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenBLAS starts its threads when NumPy is imported."""
+    for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "8")
+    async with HostForker(run_id=run_id, preload=("numpy",)) as nursery:
+        assert 0 == await (await nursery.spawn("host", END, b"return 0")).wait()
 
 
 async def test_the_death_of_the_fork_server_ends_its_children_and_the_next_spawn_starts_another(

@@ -196,7 +196,7 @@ class ForkServer:
                 f"{threads} threads run in the fork server, and a fork would copy their "
                 "locks for ever; preload nothing that starts threads"
             )
-            self._report({"refused": number, "reason": f"{reason}, and unset OPENBLAS_NUM_THREADS"})
+            self._report({"refused": number, "reason": reason})
             return
         sys.stdout.flush()
         sys.stderr.flush()
@@ -351,7 +351,7 @@ def _preload(modules: Sequence[str]) -> dict[str, str]:
             importlib.import_module(module)
         except Exception as error:  # noqa: BLE001 - a host that needs it will say so with its own traceback
             failures[module] = repr(error)
-    prctl(PR_SET_PDEATHSIG, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.collect()
     gc.freeze()  # pages that collections in hosts do not touch stay shared
     return failures
@@ -381,6 +381,9 @@ def main(fd: int) -> None:
     ):  # it ends when the coordinator does, and not before
         signal.signal(number, signal.SIG_IGN)
     prctl(PR_SET_NAME, b"tianflow-forks")
+    # Stopped, it would neither see the end of the socket nor end its hosts. A SIGKILL would leave
+    # what hosts have started.
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     with socket.socket(fileno=fd) as connection:
         connection.set_inheritable(False)
         ForkServer(connection=connection).serve()

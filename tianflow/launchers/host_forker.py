@@ -31,6 +31,10 @@ _BOOT = (
     "tianflow.launchers.fork_server import main; main(int(sys.argv[1]))"
 )
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_NO_THREADS_AT_IMPORT = {"OPENBLAS_NUM_THREADS": "1", "GOTO_NUM_THREADS": "1"}
+"""Hosts get these whatever the shell says: OpenBLAS starts its threads when NumPy is imported, and a
+fork server with threads cannot fork.
+"""
 _KEPT_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
@@ -278,6 +282,7 @@ class HostForker:
         environment = {
             **HOST_ENVIRONMENT,
             **os.environ,
+            **_NO_THREADS_AT_IMPORT,
             "TIANFLOW_RUN": self._run_id,
             "TIANFLOW_NURSERY": token,
         }
