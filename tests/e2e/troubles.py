@@ -144,3 +144,25 @@ class TroubledPPO(PPO):
         config: Config, spec: EnvironmentSpec, device: torch.device
     ) -> TroubledLearner:
         return TroubledLearner(config, spec, device)
+
+
+class SlowToEvaluateEnv(CounterEnv):
+    """Each step of an evaluation takes a second."""
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
+        if os.environ.get("TIANFLOW_HOST") == "evaluator":
+            time.sleep(1.0)
+        return super().step(action)
+
+
+class SlowResetEnv(CounterEnv):
+    """Each reset takes ``reset_s``, in hosts only."""
+
+    def __init__(self, reset_s: float, **counter: Any) -> None:
+        super().__init__(**counter)
+        self._reset_s = reset_s
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        if in_a_host():
+            time.sleep(self._reset_s)
+        return super().reset(seed=seed)

@@ -38,8 +38,9 @@ class Stage:
         self.exchange.request_batch(Version(1, 0), self.batches.append)
         self.exchange.settle(Settlement(Version(1, 1), (first.ticket,), 1, published=True))
         self._commit(self._begin())
-        self.exchange.request_batch(Version(1, 1), self.batches.append)
-        assert 1 == len(self.batches)
+        self.batch: asyncio.Future[Batch | None] = asyncio.get_running_loop().create_future()
+        self.exchange.request_batch(Version(1, 1), self.batch.set_result)
+        assert not self.batch.done()
 
     def _begin(self) -> Grant:
         grants: list[Grant | None] = []
@@ -73,8 +74,9 @@ async def test_a_paused_run_does_not_look_at_its_clock_again_and_again() -> None
     stage.clock.resume()
     stage.exchange.release_grants("paused")
     async with asyncio.timeout(10.0):
-        while not stage.stragglers:
-            await asyncio.sleep(PATIENCE_S / 5)
+        batch = await stage.batch
+    assert 1 == stage.stragglers
+    assert batch is not None
     stage.exchange.close()
 
 

@@ -17,7 +17,7 @@ from tianflow.channels.shm import SharedTransport
 from tianflow.coordinator import Run
 from tianflow.core.payloads import EnvironmentSpec, Version
 from tianflow.core.program import ComponentSpec, HostSpec
-from tianflow.errors import BrokenChannelError, TianflowError
+from tianflow.errors import BrokenChannelError, ConfigError, TianflowError
 from tianflow.hosts.component_host import ComponentHost
 from tianflow.interfaces import HostHandle
 from tianflow.launchers.inline import InlineHost, InlineLauncher
@@ -96,11 +96,11 @@ async def inline(run: Run) -> tuple[HostHandle, Port]:
 
 
 @pytest.fixture(autouse=True)
-def _a_learner_that_is_being_built(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def wanted(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """It answers nobody, and an evaluator has no weights."""
     wanted = threading.Event()
     monkeypatch.setattr("tianflow.hosts.factory.Builder._algorithm", lambda _: wanted.wait())
-    yield
+    yield wanted
     wanted.set()
 
 
@@ -150,3 +150,42 @@ def test_slots_for_which_the_machine_has_no_room_leave_nothing_open(
     with pytest.raises(TianflowError, match="no room for"):
         shared_slots(config=CONFIG, layout=layout, draws=layout)
     assert before == sorted(Path("/proc/self/fd").iterdir())
+
+
+async def test_a_slot_of_an_inline_host_stays_in_quarantine_while_its_thread_hangs(
+    tmp_path: Path, wanted: threading.Event
+) -> None:
+    """A thread cannot be killed, so it may write to the slot when it wakes."""
+    run = make_run(tmp_path)
+    host = HostSpec("all", (ComponentSpec("learner", "learner"), ComponentSpec("actor-0", "actor")))
+    slots = InlineLauncher().slots(config=CONFIG, layout=trajectory_layout(CONFIG, spec()))
+    first = InlineHost(run=run, plan=await run.plan_host(host, 0), slots=slots)
+    exchange, grants = run.exchange, list[Any]()
+    exchange.open_lineage(Version(1, 0))
+    await turns(5)
+    exchange.request_grant("actor-0", grants.append)
+    exchange.begin(grants[0].ticket, Version(1, 0))
+    first.kill()
+    await first.wait()
+    run.inbox.host_lost(host, "env_hang")
+    seen = exchange.ledger.snapshot()
+    assert ({"env_hang": 1}, 1) == (seen.dropped, seen.quarantined_slots)
+    exchange.holder_lost("actor-0", "died")  # the next incarnation, which never had the slot
+    assert 1 == exchange.ledger.snapshot().quarantined_slots
+    assert [] == exchange.ledger.written_slots()
+    wanted.set()
+    async with asyncio.timeout(10.0):
+        await first._host.thread_ended
+    await turns(2)
+    assert 0 == exchange.ledger.snapshot().quarantined_slots
+
+
+async def test_a_batch_beyond_the_arena_of_an_inline_run_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    batch = run.exchange.arena.capacity + 1
+    accepted = f"at most {run.exchange.arena.capacity}"
+    with pytest.raises(ConfigError, match="the arena of this run holds") as refused:
+        run.control.change({"algorithm": {"batch_trajectories": batch}}, source="test")
+    assert [("algorithm.batch_trajectories", accepted)] == [
+        (problem.path, problem.accepted) for problem in refused.value.problems
+    ]

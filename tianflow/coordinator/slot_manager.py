@@ -78,11 +78,14 @@ class SlotManager:
         memory limit holds too few slots for a batch and the actors.
         """
         make_controllers(config)
-        capacity, batch = slots_capacity(config, self._layout), config.algorithm.batch_trajectories
+        limit, arena = slots_capacity(config, self._layout), self._owner.arena.capacity
+        capacity, batch = min(limit, arena), config.algorithm.batch_trajectories
+        # Address space is fixed at the start, so a larger limit adds none.
+        holder = "the memory limit" if limit <= arena else "the arena of this run"
         if capacity < batch:
             message = (
-                f"the memory limit holds {capacity} trajectories: fewer than a batch can never "
-                "feed the learner"
+                f"{holder} holds {capacity} trajectories: fewer than a batch can never feed the "
+                "learner"
             )
             raise ConfigError(
                 [Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")]
@@ -90,8 +93,8 @@ class SlotManager:
         count, most = config.actors.count, capacity - batch
         if count > most:
             message = (
-                f"the memory limit holds {capacity} trajectories: too few for a batch of {batch} "
-                "and a slot for every actor"
+                f"{holder} holds {capacity} trajectories: too few for a batch of {batch} and a "
+                "slot for every actor"
             )
             raise ConfigError([Problem("actors.count", count, message, f"at most {most}")])
 

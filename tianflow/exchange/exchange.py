@@ -109,6 +109,15 @@ class Exchange:
         self._pump()
         return lost
 
+    def holder_detached(self, holder: str, name: str, reason: str) -> int:
+        """``holder`` was given up but may still write. The number of tickets that came back; their
+        slots follow with `holder_lost` of ``name``.
+        """
+        self.cancel_request(holder)
+        lost = self.ledger.holder_detached(holder, name, reason)
+        self._pump()
+        return lost
+
     # Learner
     # ----------------------------------------------------------------------------------------------
 

@@ -61,7 +61,9 @@ class ComponentHost:
         self.name = plan.host.name
         self._settings, self._reports = ends.settings, reports
         self._loop = asyncio.get_running_loop()
-        self._compute = Compute(name="compute", on_orphan=self._orphan)
+        self.thread_ended: asyncio.Future[None] = self._loop.create_future()
+        """Resolved after `close`, once nothing computes any more."""
+        self._compute = Compute(name="compute", on_orphan=self._orphan, on_end=self._thread_ends)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._builder = Builder(plan=plan, ends=ends, compute=self._compute)
         self._components: dict[str, AnyComponent] = {}
@@ -212,6 +214,11 @@ class ComponentHost:
         """
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.fail, as_run_error(self.name, error))
+
+    def _thread_ends(self) -> None:
+        """On the compute thread, possibly after the loop was closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.thread_ended.set_result, None)
 
     def _finish(self, failure: str) -> None:
         if not self.stopped.done():

@@ -25,10 +25,17 @@ class Compute:
         name: of the thread.
         on_orphan: gets the exception of a function whose caller no longer waits, so that none is
             ever lost.
+        on_end: called on the thread when it ends, after `close`.
     """
 
-    def __init__(self, *, name: str, on_orphan: Callable[[BaseException], None]) -> None:
-        self._on_orphan = on_orphan
+    def __init__(
+        self,
+        *,
+        name: str,
+        on_orphan: Callable[[BaseException], None],
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_orphan, self._on_end = on_orphan, on_end
         # Bounded by the number of components of the host: each waits for its own turn before it
         # asks for another.
         self._jobs: queue.SimpleQueue[
@@ -91,6 +98,7 @@ class Compute:
         while (job := self._jobs.get()) is not None:
             _call(*job)
             del job  # a waiting thread must not keep the last result alive
+        self._on_end()
 
 
 def _call(

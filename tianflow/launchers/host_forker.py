@@ -32,8 +32,8 @@ _BOOT = (
 )
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _NO_THREADS_AT_IMPORT = {"OPENBLAS_NUM_THREADS": "1", "GOTO_NUM_THREADS": "1"}
-"""Hosts get these whatever the shell says: OpenBLAS starts its threads when NumPy is imported, and a
-fork server with threads cannot fork.
+"""Hosts get these whatever the shell says: OpenBLAS starts its threads when NumPy is imported, and
+a fork server with threads cannot fork.
 """
 _KEPT_MEMORY = {
     "MALLOC_ARENA_MAX": "1",

@@ -4,6 +4,7 @@ smallest machines.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ COMPUTE_MODULES = (
     "tianflow.components.evaluator",
     "tianflow.components.stacking",
 )
+THREAD_END_S = 1.0
+"""A compute thread that works ends within a step or a minibatch."""
 ROOM_FOR_CHANGES = 8
 """A live change may want more slots than the start: the arena has address space for so many times
 as many, within the memory limit.
@@ -166,16 +169,31 @@ class InlineHost:
     """
 
     def __init__(self, *, run: RunView, plan: HostPlan, slots: SlotOwner) -> None:
+        self._exchange, self._incarnation = run.exchange, plan.incarnation
+        self._actors = {c.name for c in plan.host.components if c.role == "actor"}
+        self._reason = "stopped"
         self._ends = MemoryEnds(run=run, plan=plan, slots=slots)
         self._host = ComponentHost(plan=plan, ends=self._ends, reports=self._ends)
         run.inbox.register_learner(self._host)
         run.inbox.register_evaluator(self._host)
 
     async def wait(self) -> str:
-        """Wait until every component has ended."""
+        """Wait until every component has ended. A thread cannot be killed: while it hangs in an
+        environment, the slots that it may write to stay in quarantine.
+        """
         failure = await self._host.stopped
         await self._host.close()
+        ended, _ = await asyncio.wait({self._host.thread_ended}, timeout=THREAD_END_S)
+        if not ended:
+            for actor in self._actors:
+                self._detach(actor, f"{actor} (thread of incarnation {self._incarnation})")
         return failure or "stopped"
+
+    def _detach(self, actor: str, name: str) -> None:
+        self._exchange.holder_detached(actor, name, self._reason)
+        self._host.thread_ended.add_done_callback(
+            lambda _: self._exchange.holder_lost(name, self._reason)
+        )
 
     def ask_to_stop(self) -> None:
         """End."""
@@ -183,6 +201,7 @@ class InlineHost:
 
     def kill(self) -> None:
         """End: there is no process to kill."""
+        self._reason = "env_hang"
         self._host.stop()
 
     @property
@@ -202,4 +221,5 @@ class InlineHost:
 
     def reconcile(self, host: HostSpec) -> None:
         """Run exactly the components of ``host``."""
+        self._actors |= {c.name for c in host.components if c.role == "actor"}
         self._host.reconcile(host.components)

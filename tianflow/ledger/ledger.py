@@ -215,6 +215,22 @@ class Ledger:
 
         Returns the number of dropped tickets.
         """
+        lost = self._drop_of(holder, reason)
+        self._slots.holder_lost(holder)
+        return lost
+
+    def holder_detached(self, holder: str, name: str, reason: str) -> int:
+        """``holder`` was given up but not reaped, so it may still write: drop its open tickets. Its
+        slots stay in quarantine until `holder_lost` of ``name``.
+
+        Returns the number of dropped tickets.
+        """
+        lost = self._drop_of(holder, reason)
+        self._slots.rename(holder, name)
+        return lost
+
+    def _drop_of(self, holder: str, reason: str) -> int:
+        """Drop the open tickets of ``holder``. Their number."""
         lost = [
             t.number
             for t in self._tickets.of_holder(holder)
@@ -222,7 +238,6 @@ class Ledger:
         ]
         for number in lost:
             self._drop(number, reason)
-        self._slots.holder_lost(holder)
         return len(lost)
 
     def drop_open(self, reason: str) -> int:

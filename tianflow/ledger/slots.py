@@ -74,6 +74,15 @@ class Slots:
             del self._quarantine[slot]
             self._free.append(slot)
 
+    def rename(self, holder: str, name: str) -> None:
+        """The slots in quarantine of ``holder`` belong to ``name``, so that another holder with the
+        old name cannot free them.
+        """
+        for slot, (owner, number, _) in list(self._quarantine.items()):
+            if owner == holder:
+                # What cannot be reaped is not watched: a second kill would change nothing.
+                self._quarantine[slot] = (name, number, False)
+
     def holder_lost(self, holder: str) -> None:
         """``holder`` ended: free its slots in quarantine."""
         for slot, (owner, number, _) in list(self._quarantine.items()):
