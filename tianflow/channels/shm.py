@@ -23,6 +23,7 @@ from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.link import Link, socket_pair
 from tianflow.core.payloads import NO_VERSION, TrajectoryLayout, Version, aligned
+from tianflow.core.resource_limits import refusal
 from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.interfaces import Connection
 
@@ -40,9 +41,13 @@ def _allocate(fd: int, start: int, nbytes: int) -> None:
     try:
         os.posix_fallocate(fd, start, nbytes)
     except OSError as error:
-        raise TianflowError(
-            f"no room for {nbytes} bytes of shared memory: {error.strerror}"
-        ) from error
+        raise _refused(error, nbytes, size=start + nbytes) from error
+
+
+def _refused(error: OSError, nbytes: int, *, size: int) -> TianflowError:
+    """``size`` bytes are those that a limit has to permit."""
+    said = refusal(error, f"no room for {nbytes} bytes of shared memory", nbytes=size)
+    return TianflowError(f"{said}, or lower balance.memory_limit")
 
 
 class SharedMemory:
@@ -50,7 +55,10 @@ class SharedMemory:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd, self.nbytes = fd, nbytes
-        self._map = mmap.mmap(fd, nbytes)
+        try:
+            self._map = mmap.mmap(fd, nbytes)
+        except OSError as error:
+            raise _refused(error, nbytes, size=nbytes) from error
         self.buffer: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
     @staticmethod
@@ -67,7 +75,10 @@ class SharedMemory:
         """
         fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, nbytes)
+            try:
+                os.ftruncate(fd, nbytes)
+            except OSError as error:
+                raise _refused(error, nbytes, size=nbytes) from error
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             return cls(fd, nbytes)
         except BaseException:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from tianflow.core.resource_limits import refusal
 from tianflow.errors import RunError
 from tianflow.launchers.fork_server import MAX_DESCRIPTORS, MESSAGE_BYTES, carries, processes
 from tianflow.logs import logger
@@ -62,6 +63,9 @@ def _huge_pages() -> dict[str, str]:
 HOST_ENVIRONMENT = {**_ONE_THREAD, **_KEPT_MEMORY, **_huge_pages()}
 """Environment variables that hosts get, unless they have other values already."""
 _SPAWN_ATTEMPTS = 3
+_DESCRIPTORS_TO_START = 16
+"""More than a loop opens to start a process: two ends, standard streams, and pipes for its status.
+"""
 _HUNT_POLL_S = 0.005
 
 _log = logger("nursery")
@@ -276,6 +280,13 @@ class HostForker:
                 self._post({"preload": self._preload})
 
     async def _start_server(self) -> _Server:
+        try:
+            _require_descriptors(_DESCRIPTORS_TO_START)
+            return await self._exec_server()
+        except OSError as error:
+            raise RunError("launcher", refusal(error, "the fork server cannot start")) from error
+
+    async def _exec_server(self) -> _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         token = secrets.token_hex(16)
@@ -408,6 +419,15 @@ class HostForker:
             if not answer.done():
                 answer.set_exception(_LostError())
         self._burial = None
+
+
+def _require_descriptors(count: int) -> None:
+    """Raise OSError if this process cannot open ``count`` more files. An event loop that meets the
+    limit in the middle of starting a process reports it on stderr, with traces of its own.
+    """
+    with contextlib.ExitStack() as opened:
+        for _ in range(count):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def _in_memory(payload: bytes) -> int:

@@ -45,6 +45,7 @@ from tianflow.channels.messages import (
 )
 from tianflow.channels.shm import SharedTransport
 from tianflow.core.payloads import Evaluation, SavedState, Version
+from tianflow.core.resource_limits import refusal
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError
 from tianflow.exchange.remote import ServedExchange
 from tianflow.exchange.shards import LinkShardPort
@@ -128,7 +129,12 @@ class RemoteHost:
 
     async def start(self, transport: Transport, start_process: StartProcess) -> None:
         """Start the process. Raises RunError if it cannot be started."""
-        connection = transport.connect()
+        try:
+            connection = transport.connect()
+        except OSError as error:
+            raise RunError(
+                "launcher", refusal(error, f"host {self._host.name!r} cannot be connected")
+            ) from error
         try:
             self._link = connection.open_link(
                 handle=self._handle, closed=lambda: None, failed=self._message_failed

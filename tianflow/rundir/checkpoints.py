@@ -30,6 +30,7 @@ from safetensors import SafetensorError
 from tianflow import plugins
 from tianflow.config.loading import CONFIG_FILE
 from tianflow.core.payloads import StateFile, Version
+from tianflow.core.resource_limits import refusal
 from tianflow.errors import CheckpointError
 from tianflow.logs import logger
 
@@ -442,8 +443,6 @@ def _as_checkpoint_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(
-            f"{str(error.filename or path)!r}: {error.strerror or error}"
-        ) from error
+        raise CheckpointError(refusal(error, repr(str(error.filename or path)))) from error
     except SafetensorError as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
