@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import harness
+from tests.e2e.harness import LiveRun
 from tianflow.rundir.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 TROUBLES = "tests.e2e.troubles"
+
+
+def given_up(live: LiveRun) -> float:
+    """Tickets that the ledger dropped while their actor went on."""
+    reasons = ("straggler", "expired")
+    return sum(
+        live.metrics().get(("trajectories_dropped_total", reason), 0.0) for reason in reasons
+    )
 
 
 @pytest.mark.parametrize("controller", ["staleness", "consume_only"])
@@ -22,13 +31,13 @@ def test_a_hung_environment_is_replaced_although_its_ticket_was_given_up(
         tmp_path / "runs",
         env__id=f"{TROUBLES}:TroubleEnv",
         env__kwargs={"folder": str(tmp_path), "ways": ["hang"]},
-        env__step_timeout_s=4.0,
+        env__step_timeout_s=6.0,
         balance__controller=controller,
-        balance__max_staleness=1,
+        balance__max_staleness=2,
         balance__straggler_patience=0.2,
     ) as live:
         live.until("it hangs", (tmp_path / "hang").exists, within_s=harness.START_S)
-        live.until("a slot in quarantine", lambda: live.metric("slots_quarantined") == 1.0)
+        live.until("it is given up", lambda: given_up(live) >= 1.0)
         live.until("a restart", lambda: live.restarts() == 1.0)
         assert "env_hang" in live.stderr
         live.until("no slot in quarantine", lambda: live.metric("slots_quarantined") == 0.0)
@@ -48,12 +57,12 @@ def test_rare_metrics_make_no_host_silent_in_a_pause_or_at_the_end(tmp_path: Pat
     ) as live:
         live.until_training(more=2)
         live.act("pause")
-        begun = live.status()["progress"]["elapsed_s"]
-        live.until("a long pause", lambda: live.status()["progress"]["elapsed_s"] - begun > 7.0)
+        begun = live.status()["elapsed_s"]
+        live.until("a long pause", lambda: live.status()["elapsed_s"] - begun > 7.0)
         assert 0.0 == live.restarts()
         assert live.ready()
         live.act("resume")
-        live.patch("run", max_updates=int(live.metric("learner_updates_total")) + 5)
+        live.act("drain")
         assert 0 == live.end()
         assert live.result["evaluation"]["episodes"] == 1
         newest = CheckpointStore.load(live.checkpoints()[-1])

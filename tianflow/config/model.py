@@ -102,11 +102,13 @@ class EnvSettings(Section):
     wrappers: tuple[str, ...] = ()
     """Wrappers, innermost first: module:attribute of functions from environment to environment."""
     step_timeout_s: PositiveFloat = 60.0
-    """Time limit of one environment step, in seconds. A host that exceeds it is killed and
-    restarted.
+    """Time limit of one step of one environment, in seconds. A host that exceeds it is killed and
+    restarted. A native vector counts as one environment.
     """
     start_timeout_s: PositiveFloat = 120.0
-    """Time limit for creating the environments, in seconds. A host that exceeds it is killed."""
+    """Time limit for creating or first resetting one environment, in seconds. A host that exceeds
+    it is killed.
+    """
     max_failures: Annotated[int, Field(ge=0)] = 10
     """Number of environment failures per actor tolerated within ``failure_window_s``. One more ends
     the run.
