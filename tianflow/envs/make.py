@@ -92,7 +92,9 @@ def make(
             vector = context.run(maker, num_envs)
         with contextlib.ExitStack() as refused:
             refused.callback(_close, vector)
-            environment = _wrapped(vector, settings.id, num_envs, frames, context, progress)
+            environment = _wrapped(
+                vector, settings.id, num_envs, frames, context=context, progress=progress
+            )
             refused.pop_all()
             return environment
 
@@ -102,6 +104,7 @@ def _wrapped(
     env_id: str,
     num_envs: int,
     frames: int,
+    *,
     context: contextvars.Context,
     progress: EnvironmentProgress,
 ) -> VectorEnvironment:
