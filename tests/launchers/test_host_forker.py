@@ -416,8 +416,11 @@ async def test_a_stopped_fork_server_ends_with_a_coordinator_that_is_killed(run_
         assert 4 <= len(await of_run(run_id))
         coordinator.kill()
         await coordinator.wait()
-        while await of_run(run_id):
-            await asyncio.sleep(0.01)
+
+    async def all_gone() -> bool:
+        return not await of_run(run_id)
+
+    await eventually(all_gone)
 
 
 async def test_hosts_start_whatever_number_of_threads_the_shell_asks_for(
