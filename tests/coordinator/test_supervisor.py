@@ -452,6 +452,20 @@ async def test_an_open_ticket_without_steps_is_not_hung_while_its_vector_resets(
         assert 0 == nursery.hosts["actors-0"].killed
 
 
+async def test_a_constructor_that_hangs_in_a_start_is_a_failed_start(
+    nursery: Nursery, clock: Clock
+) -> None:
+    """Else a host that hangs at every start would be restarted for as long as the budget lasts."""
+    nursery.started = False
+    async with keeping(nursery.supervisor(start_s=10.0), host("actors-0", "actor-0")) as supervisor:
+        for _ in range(3):
+            nursery.hosts["actors-0"].activities = [Activity("actor-0", "constructor", 1, -1)]
+            clock(supervisor, 12.0)
+            await settle()
+        assert {"start_timeout"} == {reason for _, _, reason in nursery.lost}
+        assert "actors-0: does not start: 3 attempts" in str(nursery.failures[0])
+
+
 async def test_a_start_that_lasts_is_reported_with_the_environment_at_work(
     nursery: Nursery, clock: Clock
 ) -> None:

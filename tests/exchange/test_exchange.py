@@ -11,7 +11,7 @@ from tianflow.channels.memory import heap_arena
 from tianflow.coordinator.counters import ActiveClock
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
-from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.exchange import PAUSED, Exchange
 from tianflow.ledger.ledger import Ledger
 
 PATIENCE_S = 0.05
@@ -66,13 +66,13 @@ async def test_a_paused_run_does_not_look_at_its_clock_again_and_again() -> None
     """The patience of a straggler is nearly over when the pause begins."""
     stage = Stage()
     stage.clock.pause()
-    stage.exchange.hold_grants("paused")
+    stage.exchange.hold_grants(PAUSED)
     looks = stage.looks
     await asyncio.sleep(10 * PATIENCE_S)
     assert stage.looks - looks < 10
     assert 0 == stage.stragglers
     stage.clock.resume()
-    stage.exchange.release_grants("paused")
+    stage.exchange.release_grants(PAUSED)
     async with asyncio.timeout(10.0):
         batch = await stage.batch
     assert 1 == stage.stragglers

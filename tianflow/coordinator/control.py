@@ -13,6 +13,7 @@ from tianflow.config.rules import rate_limits
 from tianflow.coordinator.lifecycle import ENDED
 from tianflow.core.events import SettingsChanged
 from tianflow.errors import ConfigError, StateConflictError
+from tianflow.exchange.exchange import PAUSED
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.interfaces import LiveSettings
 from tianflow.logs import logger
@@ -186,7 +187,7 @@ class Control:
             self._audit.add(source, "pause")
             lifecycle.state = "paused" if lifecycle.state == "running" else lifecycle.state
             self._clock.pause()
-            self._exchange.hold_grants("paused")
+            self._exchange.hold_grants(PAUSED)
             self._live.pause(True)
         return "paused"
 
@@ -199,7 +200,7 @@ class Control:
             lifecycle.state = "running" if lifecycle.state == "paused" else lifecycle.state
             self._clock.resume()
             self._live.pause(False)
-            self._exchange.release_grants("paused")
+            self._exchange.release_grants(PAUSED)
         return "running"
 
     def drain(self, *, source: str) -> str:

@@ -366,6 +366,8 @@ class Supervisor:
         for incarnation in list(self._alive.values()):
             for activity, since in incarnation.activities.values():
                 in_step = activity.operation == "step"
+                if incarnation.unstarted_since is not None and not in_step:
+                    continue  # a failed start, which counts as one
                 limit = self._timeouts.step_s if in_step else self._timeouts.start_s
                 if now - since > limit:
                     self._hung(

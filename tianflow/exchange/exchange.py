@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from tianflow.channels.arena import Arena
 from tianflow.core.limits import Limits
@@ -20,6 +19,8 @@ from tianflow.errors import TianflowError
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked
 
+PAUSED = "paused"
+"""Why `Exchange.hold_grants` is called in a pause of the run, in which its clock stands still."""
 DeliverGrant = Callable[[Grant | None], None]
 DeliverBatch = Callable[[Batch | None], None]
 CallLater = Callable[[float, Callable[[], None]], Callable[[], None]]
@@ -62,8 +63,6 @@ class Exchange:
         self._cancel_call: Callable[[], None] | None = None
         self._ended = False
         self._holds: set[str] = set()
-        self._clock_stands = False
-        """True while stragglers are looked at and no timer could be due."""
         self._settled: list[Callable[[], None]] = []
         self.seed_epoch = 0
         """Sent with every grant; see `Grant.seed_epoch`."""
@@ -255,18 +254,11 @@ class Exchange:
             slot = self.ledger.slot_of(number)
             if slot is not None:
                 self.arena.request_cut(slot, number)
-        if blocked.until is not None and not self._clock_stands:
-            now = self._clock()
-            delay = max(0.0, blocked.until - now) + 0.001
-            self._cancel_call = self._call_later(delay, partial(self._patience_ended, now))
-
-    def _patience_ended(self, since: float) -> None:
-        """Look again. A clock that has not moved ``since`` the timer was set belongs to a paused
-        run: then the release of grants looks again, with which every pause ends.
-        """
-        self._clock_stands = self._clock() == since
-        self._pump()
-        self._clock_stands = False
+        # In a pause the clock stands still, so the timer would be set again at once. The release of
+        # grants looks again, with which every pause ends.
+        if blocked.until is not None and PAUSED not in self._holds:
+            delay = max(0.0, blocked.until - self._clock()) + 0.001
+            self._cancel_call = self._call_later(delay, self._pump)
 
     def _cancel_timer(self) -> None:
         if self._cancel_call is not None:
