@@ -360,6 +360,36 @@ def test_a_run_whose_policy_could_not_be_kept_says_so_and_has_not_succeeded(
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["checkpoint"] is None
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("json_line", [False, True])
+def test_a_signal_does_not_hide_updates_that_the_last_checkpoint_could_not_hold(
+    tmp_path, capsys, monkeypatch, number, json_line
+):
+    def full(*_args, **_kwargs):
+        os.kill(os.getpid(), number)
+        raise CheckpointError("No space left on device")
+
+    monkeypatch.setattr("tianflow.rundir.checkpoints.CheckpointStore.stage", full)
+    assert trained(tmp_path, json_line=json_line) == 1
+    shown = capsys.readouterr()
+    assert "so 4 updates are lost" in (shown.err if json_line else shown.out)
+
+
+@pytest.mark.parametrize(
+    ("summary", "caught", "code"),
+    [
+        ({"updates": 4, "checkpoint": 4}, [], 0),
+        ({"updates": 4, "checkpoint": 4}, [signal.SIGINT], 130),
+        ({"updates": 4, "checkpoint": 3}, [], 1),
+        ({"updates": 4, "checkpoint": 3}, [signal.SIGTERM], 1),
+        ({"updates": 4, "checkpoint": 3}, [signal.SIGTERM, signal.SIGINT], 143),
+        ({}, [signal.SIGHUP], 129),
+    ],
+)
+def test_lost_updates_outrank_one_signal_and_a_second_signal_gives_them_up(summary, caught, code):
+    assert code == train._exit_code(summary, caught, require_target=False)
+
+
 def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path, monkeypatch):
     """As in ``tianflow train ... | head -1``."""
     read, write = os.pipe()
