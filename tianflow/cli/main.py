@@ -188,13 +188,17 @@ def _training_config(
         raise typer.BadParameter(
             "is missing; name a config, or a run with --resume", param_hint="CONFIG"
         )
-    from tianflow.config.loading import load_config, settings_in_force
+    from tianflow.config.loading import load_config, read_revision, settings_in_force
     from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
-    # A run continues with its last settings, also those changed after the last checkpoint; a
-    # checkpoint with the settings it was written with.
-    checkpoint, last = resolve(resume, runs_dir), settings_in_force(resume, runs_dir)
-    return load_config(last or CheckpointStore.load(checkpoint).manifest["config"], overrides)
+    # A run continues with the newest settings in force, on disk or in its newest checkpoint: a full
+    # disk may have taken only one of them. A checkpoint that is named has its own.
+    last = settings_in_force(resume, runs_dir)
+    manifest = CheckpointStore.load(resolve(resume, runs_dir)).manifest
+    if last is not None and read_revision(last) < manifest.get("revision", 0):
+        complain(f"note: {last} is older than the newest checkpoint; those settings are used")
+        last = None
+    return load_config(last or manifest["config"], overrides)
 
 
 @app.command()

@@ -804,6 +804,9 @@ class RunStatistics:
     )
     settings_changes: int = field(metadata=metric("Live changes put in force.", kind="counter"))
     settings_refused: int = field(metadata=metric("Live changes refused.", kind="counter"))
+    settings_pending: int = field(
+        metadata=metric("Settings and audit records that wait for the disk.")
+    )
     checkpoint: CheckpointStatistics = field(metadata=parts())
     loop_lag: Histogram = field(
         metadata=metric(
