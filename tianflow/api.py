@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tianflow import plugins
 from tianflow.config import loading as config_loading
+from tianflow.config import rules as config_rules
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.hosts import event_loop as loops
+from tianflow.logs import logger
 from tianflow.observability.recorder import recorded
 from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import validation
@@ -29,11 +31,14 @@ from tianflow.planning.layouts import draw_layout, trajectory_layout
 from tianflow.planning.resuming import check_resume
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 from tianflow.rundir.lock import lock_directory
+from tianflow.rundir.summary import summary_of_used_up
 
 if TYPE_CHECKING:
     from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
     from tianflow.interfaces import Launcher, RunControl
     from tianflow.policy import LoadedPolicy
+
+log = logger("api")
 
 Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
@@ -85,6 +90,10 @@ def train(
     settings = (
         config if isinstance(config, Config) else config_loading.load_config(config, overrides)
     )
+    if (used := used_up_run(settings, resume, Path(runs_dir))) is not None:
+        for sentence in used[0]:
+            log.warning(sentence)
+        return used[1]
     prepared = prepare(settings, resume, Path(runs_dir))
 
     async def whole() -> FinishedRun:
@@ -94,6 +103,25 @@ def train(
             return FinishedRun(session.run.directory, session.run.snapshot.summary())
 
     return loops.run(whole())
+
+
+def used_up_run(
+    config: Config, resume: str | Path | None, runs_dir: Path
+) -> tuple[tuple[str, ...], FinishedRun] | None:
+    """A run that cannot continue because it has reached its limits, with a sentence for each of
+    them; None if it can.
+
+    Raises:
+        CheckpointError: the checkpoint does not exist, or is torn.
+    """
+    if resume is None:
+        return None
+    checkpoint = CheckpointStore.load(resolve(str(resume), runs_dir))
+    used = config_rules.used_up(config, checkpoint.manifest)
+    if not used:
+        return None
+    summary = summary_of_used_up(checkpoint, next(iter(used)))
+    return tuple(used.values()), FinishedRun(checkpoint.path.parent.parent, summary)
 
 
 @contextlib.asynccontextmanager

@@ -181,9 +181,10 @@ def test_limits_that_a_resumed_run_has_reached_are_reported() -> None:
     before = {"version": [1, 10], "env_steps": 640, "elapsed_s": 8.0}
     limits = ["run.max_updates=10", "run.max_env_steps=640", "run.max_seconds=8"]
     assert ["run.max_env_steps = 640", "run.max_updates = 10", "run.max_seconds = 8"] == [
-        sentence.partition(" is used up")[0] for sentence in used_up(config(*limits), before)
+        sentence.partition(" is used up")[0]
+        for sentence in used_up(config(*limits), before).values()
     ]
-    assert [] == used_up(
+    assert {} == used_up(
         config("run.max_updates=11", "run.max_env_steps=641", "run.max_seconds=8"),
         before | {"trained_s": 4.0},
     )

@@ -415,22 +415,23 @@ def advice(config: Config) -> list[str]:
     return sentences
 
 
-def used_up(config: Config, manifest: Mapping[str, Any]) -> list[str]:
-    """Sentences about limits that a run resumed from the checkpoint of ``manifest`` has reached."""
+def used_up(config: Config, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Limits that a run resumed from the checkpoint of ``manifest`` has reached: a sentence for
+    each name.
+    """
     run = config.run
-    seconds = manifest.get("trained_s", manifest["elapsed_s"])
     reached = {
         "max_env_steps": manifest["env_steps"],
         "max_updates": manifest["version"][1],
-        "max_seconds": seconds,
+        "max_seconds": manifest.get("trained_s", manifest["elapsed_s"]),
     }
     limits = {name: getattr(run, name) for name in reached}
-    return [
-        f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so nothing "
-        "will be trained: increase it, or set it to null"
+    return {
+        name: f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so "
+        "nothing will be trained: increase it, or set it to null"
         for name, limit in limits.items()
         if limit is not None and reached[name] >= limit
-    ]
+    }
 
 
 def _idle_actors(config: Config) -> list[str]:

@@ -95,7 +95,9 @@ def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Pr
     """Settings that decide about saved arrays and differ. A setting that the checkpoint does not
     know is skipped: it belongs to another algorithm or version.
     """
-    paths = [(section, key) for section, keys in SAVED.items() for key in keys]
+    paths: list[tuple[str, ...]] = [
+        (section, key) for section, keys in SAVED.items() for key in keys
+    ]
     paths += [("env", "normalisation", key) for key in NORMALISATION]
     another = _at(saved, "algorithm", "name") != _at(wanted, "algorithm", "name")
     for path in paths:
