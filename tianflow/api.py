@@ -117,6 +117,7 @@ def used_up_run(
     if resume is None:
         return None
     checkpoint = CheckpointStore.load(resolve(str(resume), runs_dir))
+    checkpoint.require_resumable()
     used = config_rules.used_up(config, checkpoint.manifest)
     if not used:
         return None
@@ -304,6 +305,7 @@ def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepar
     _require_device(config.learner.device)
     require_sinks(config)
     if checkpoint is not None:
+        checkpoint.require_resumable()
         _require_same_name(config, checkpoint, runs_dir)
     spec = validation.require_valid(config).spec
     assert spec is not None

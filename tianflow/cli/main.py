@@ -197,7 +197,9 @@ def _training_config(
     # A run continues with the newest settings in force, on disk or in its newest checkpoint: a full
     # disk may have taken only one of them. A checkpoint that is named has its own.
     last = settings_in_force(resume, runs_dir)
-    manifest = CheckpointStore.load(resolve(resume, runs_dir)).manifest
+    checkpoint = CheckpointStore.load(resolve(resume, runs_dir))
+    checkpoint.require_resumable()
+    manifest = checkpoint.manifest
     if last is not None and read_revision(last) < manifest.get("revision", 0):
         print_error(f"note: {last} is older than the newest checkpoint; those settings are used")
         last = None
