@@ -301,7 +301,7 @@ def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepar
     """Do everything that reads files, imports what the config names, or makes an environment. It
     blocks, so it must not run on a loop.
     """
-    checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
+    checkpoint = None if resume is None else _resumed(config, str(resume), runs_dir)
     _require_device(config.learner.device)
     require_sinks(config)
     if checkpoint is not None:
@@ -334,6 +334,36 @@ def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepar
         revision=revision,
         settings_stored=stored,
     )
+
+
+def _resumed(config: Config, resume: str, runs_dir: Path) -> Checkpoint:
+    """The checkpoint that a run continues.
+
+    A deterministic run repeats bit for bit from a barrier only. So it continues at the newest
+    barrier, and repeats the updates after it, unless ``resume`` names a checkpoint.
+    """
+    checkpoint = CheckpointStore.load(resolve(resume, runs_dir))
+    every, number = config.run.barrier_updates, checkpoint.version.number
+    if not config.run.deterministic or number % every == 0:
+        return checkpoint
+    named = checkpoint.path.resolve() in {
+        path.resolve() for path in (Path(resume), runs_dir / resume)
+    }
+    store = CheckpointStore(checkpoint.path.parent, keep=1)
+    barrier = None if named else store.newest_barrier(checkpoint.version, every)
+    if barrier is None:
+        message = (
+            f"the checkpoint of version {number} is not at a barrier (every {every} updates), so "
+            "the run continues, but not bit for bit like one that was never interrupted"
+        )
+        log.warning(message)
+        return checkpoint
+    message = (
+        f"the run continues at its barrier of version {barrier.version.number}, to stay bit for "
+        f"bit; updates up to {number} are computed again"
+    )
+    log.warning(message)
+    return barrier
 
 
 def _continues(checkpoint: Checkpoint, runs_dir: Path) -> bool:

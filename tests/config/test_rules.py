@@ -21,6 +21,9 @@ TABLES = {
 }
 
 
+DETERMINISTIC = ["run.deterministic=true", "actors.count=1", "balance.max_staleness=0"]
+
+
 def config(*overrides: str) -> Config:
     return load_config(TABLES, ["run.max_updates=1", *overrides])
 
@@ -192,3 +195,31 @@ def test_limits_that_a_resumed_run_has_reached_are_reported() -> None:
 
 def test_a_run_without_actors_is_reported() -> None:
     assert "nothing is sampled until actors are added" in advice(config("actors.count=0"))[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [
+        (["run.max_updates=null"], "none is set of run.max_env_steps, run.max_updates"),
+        (["run.max_updates=9"], ""),
+        (["run.max_updates=null", "run.max_env_steps=9"], ""),
+        (["run.max_updates=null", "run.max_seconds=9"], ""),
+        (
+            ["run.max_updates=null", "run.max_seconds=9", *DETERMINISTIC],
+            "could not repeat bit for bit",
+        ),
+        (["run.max_updates=9", "run.max_seconds=9", *DETERMINISTIC], ""),
+    ],
+)
+def test_a_linear_learning_rate_needs_an_end_that_it_can_reach(
+    limits: list[str], refused: str
+) -> None:
+    settings = ["run.target_return=null", "algorithm.learning_rate_schedule=linear", *limits]
+    if not refused:
+        config(*settings)
+        return
+    with pytest.raises(ConfigError, match=refused) as error:
+        config(*settings)
+    assert ["algorithm.learning_rate_schedule"] == [
+        problem.path for problem in error.value.problems
+    ]

@@ -310,6 +310,44 @@ def test_the_newest_keep_stay(store: CheckpointStore) -> None:
     assert ["v1-0000000005", "v1-0000000004", "v1-0000000003"] == names(store)
 
 
+def test_never_more_than_keep_checkpoints_and_the_one_that_is_written_are_whole(
+    store: CheckpointStore, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted at every step of the store that changes a directory, staged ones included."""
+    most = 0
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal most
+            found = function(*args, **options)
+            whole = [path for path in directory.glob("v*") if list(checkpoint._whole(path))]
+            staged = [path for path in directory.glob(".tmp-*") if list(checkpoint._whole(path))]
+            most = max(most, len(whole) + len(staged))
+            assert len(staged) <= 1
+            return found
+
+        return call
+
+    for module, name in ((Path, "rename"), (checkpoint.shutil, "rmtree"), (os, "fsync")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    for number in range(8):
+        save(store, Version(1, number))
+    assert 3 + 1 == most
+    assert 3 == len(store.list())
+
+
+def test_a_barrier_is_found_below_a_version_and_in_its_own_past(store: CheckpointStore) -> None:
+    keeping = CheckpointStore(store._directory, keep=9)
+    for version in (Version(1, 5), Version(1, 10), Version(2, 7), Version(2, 9)):
+        save(keeping, version)
+    found = keeping.newest_barrier(Version(2, 7), 5)
+    assert found is not None
+    assert Version(1, 5) == found.version
+    assert keeping.newest_barrier(Version(2, 4), 5) is None
+    (found.path / STATE).write_bytes(b"torn")
+    assert keeping.newest_barrier(Version(2, 7), 5) is None
+
+
 def test_a_torn_one_does_not_take_the_place_of_a_whole_one(directory: Path) -> None:
     store = CheckpointStore(directory, keep=2)
     save(store, Version(1, 1))

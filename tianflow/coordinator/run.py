@@ -206,6 +206,7 @@ class Run:
             lineage=self._lineage,
             published=ledger.published,
             checkpoint=checkpoint,
+            trained_s=self.lifecycle.trained_s(time.monotonic()),
         )
 
     async def run(self, start_host: HostStarter) -> None:

@@ -231,6 +231,10 @@ class LearnerMeasures:
             name="learner_copy_seconds",
         )
     )
+    learning_rate: float | None = field(
+        default=None,
+        metadata=metric("Learning rate of the last update.", name="learning_rate"),
+    )
     kl: float | None = field(
         default=None,
         metadata=metric(

@@ -250,6 +250,19 @@ class CheckpointStore:
                 )
         return None
 
+    def newest_barrier(self, before: Version, every: int) -> Checkpoint | None:
+        """The newest whole one whose number is a multiple of ``every`` and at most that of
+        ``before``; None if there is none.
+        """
+        for path in self._paths():
+            version = _version_of(path)
+            if version is None or version > before or version.number > before.number:
+                continue
+            if version.number % every == 0:
+                with contextlib.suppress(CheckpointError):
+                    return self.load(path)
+        return None
+
     @staticmethod
     def load(path: Path) -> Checkpoint:
         """Verify a checkpoint; `Checkpoint.read` reads its arrays.
