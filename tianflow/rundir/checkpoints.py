@@ -20,8 +20,9 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -413,7 +414,7 @@ def _whole(path: Path) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator[BufferedReader]:
     """The regular file ``path`` of a checkpoint. Anything else is refused without opening it: a
     FIFO would wait for ever, a link may lead anywhere.
     """

@@ -65,7 +65,7 @@ class ControlFile:
     @property
     def _possible(self) -> bool:
         """True if every field has its type: another program may have written the file."""
-        texts = (self.run, self.address, self.token, self.read_token)
+        texts: tuple[object, ...] = (self.run, self.address, self.token, self.read_token)
         numbers = (self.pid, 0 if self.start_time is None else self.start_time)
         return (
             all(isinstance(text, str) and text.isprintable() for text in texts)

@@ -75,7 +75,7 @@ class Manifest(_Part):
     config: dict[str, Any] = {}
     environment: dict[str, Any] = {}
     recent_returns: Annotated[list[Number], Field(max_length=10_000)] = []
-    evaluation: dict[str, Number] = []
+    evaluation: dict[str, Number] = {}
     replay: LimiterRecord | None = None
     replay_files: Annotated[dict[FileName, FileRecord], Field(max_length=4096)] = {}
 
