@@ -253,7 +253,7 @@ def test_a_resume_of_a_used_up_limit_says_so_and_starts_nothing(
     saved_run(tmp_path)
     options = ["--json"] if json_line else []
     done = run("train", limit, "--resume", "a-run", "--runs-dir", str(tmp_path), *options)
-    assert (0, 0 if before else 1) == (done.exit_code, len(api.asked))
+    assert (0, 0 if before else 1) == (done.exit_code, len(api.calls))
     assert [1 if before else 0] == [
         done.stderr.count(
             f"note: {limit.replace('=', ' = ')} is used up {before}, so nothing will be trained"
@@ -276,7 +276,7 @@ def test_a_used_up_run_that_missed_its_target_is_no_success_where_a_target_is_re
     assert 1 == run(*wish, "--require-target").exit_code
     summary = {"run": "a-run", "updates": 10, "target_reached": True}
     (tmp_path / "a-run" / "summary.json").write_text(json.dumps(summary))
-    assert (0, []) == (run(*wish, "--require-target").exit_code, api.asked)
+    assert (0, []) == (run(*wish, "--require-target").exit_code, api.calls)
 
 
 @pytest.mark.parametrize(("revision", "bound"), [(0, 4), (7, 4), (8, 3)])
@@ -291,7 +291,7 @@ def test_a_resume_takes_the_newest_settings_of_file_and_checkpoint(
     (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "revision": revision}))
     done = run("train", "--resume", "a-run", "--runs-dir", str(tmp_path))
     assert (bound, revision > 7) == (
-        api.asked[0][0].bound,
+        api.calls[0][0].bound,
         "is older than the newest checkpoint" in done.stderr,
     )
 

@@ -561,7 +561,10 @@ async def test_nothing_that_cannot_be_written_keeps_a_run_from_ending_and_it_is_
         world.run.control.stop(source="test")
         await soon(task)
     assert ("stopped", None) == (world.run.control.state, world.run.lifecycle.first_error)
-    assert ["a record of the audit log cannot be written", "the summary cannot be written"] == told
+    assert [
+        "settings and audit cannot be written; they are pending and tried again",
+        "the summary cannot be written",
+    ] == told
 
 
 async def test_checkpoints_that_a_slow_learner_keeps_waiting_do_not_pile_up(tmp_path: Path) -> None:
