@@ -16,6 +16,7 @@ import pytest
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
 from tests.support.settings import cartpole
 from tianflow.cli import train
+from tianflow.config.loading import load_config, read_revision
 from tianflow.errors import CheckpointError, ConfigError, RunError, StateConflictError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
@@ -360,6 +361,36 @@ def test_a_run_whose_policy_could_not_be_kept_says_so_and_has_not_succeeded(
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["checkpoint"] is None
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("json_line", [False, True])
+def test_a_signal_does_not_hide_updates_that_the_last_checkpoint_could_not_hold(
+    tmp_path, capsys, monkeypatch, number, json_line
+):
+    def full(*_args, **_kwargs):
+        os.kill(os.getpid(), number)
+        raise CheckpointError("No space left on device")
+
+    monkeypatch.setattr("tianflow.rundir.checkpoints.CheckpointStore.stage", full)
+    assert trained(tmp_path, json_line=json_line) == 1
+    shown = capsys.readouterr()
+    assert "so 4 updates are lost" in (shown.err if json_line else shown.out)
+
+
+@pytest.mark.parametrize(
+    ("summary", "caught", "code"),
+    [
+        ({"updates": 4, "checkpoint": 4}, [], 0),
+        ({"updates": 4, "checkpoint": 4}, [signal.SIGINT], 130),
+        ({"updates": 4, "checkpoint": 3}, [], 1),
+        ({"updates": 4, "checkpoint": 3}, [signal.SIGTERM], 1),
+        ({"updates": 4, "checkpoint": 3}, [signal.SIGTERM, signal.SIGINT], 143),
+        ({}, [signal.SIGHUP], 129),
+    ],
+)
+def test_lost_updates_outrank_one_signal_and_a_second_signal_gives_them_up(summary, caught, code):
+    assert code == train._exit_code(summary, caught, require_target=False)
+
+
 def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path, monkeypatch):
     """As in ``tianflow train ... | head -1``."""
     read, write = os.pipe()
@@ -375,3 +406,55 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(tmp_path, mon
     with pytest.raises(ConfigError, match="learner.device"):
         run(tmp_path, learner={"device": "cuda"})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "path"),
+    [
+        ({"network": {"hidden": [8]}}, "network.hidden"),
+        ({"env": {"id": "Acrobot-v1"}}, "env.id"),
+        ({"env": {"normalisation": {"observations": True}}}, "env.normalisation.observations"),
+        ({"run": {"name": "two", "max_updates": 6}}, "run.name"),
+    ],
+)
+def test_a_resume_that_does_not_fit_its_checkpoint_is_refused_and_leaves_every_file_as_it_was(
+    tmp_path, sections, path
+):
+    run(tmp_path, run={"name": "one"})
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=path):
+        run(tmp_path, resume="one", **{"run": {"max_updates": 6}, **sections})
+    assert before == contents(tmp_path)
+    assert 6 == run(tmp_path, resume="one", run={"max_updates": 6}).summary["updates"]
+
+
+def test_a_run_whose_directory_was_renamed_resumes_under_its_new_name(tmp_path):
+    run(tmp_path, run={"name": "one"})
+    (tmp_path / "one").rename(tmp_path / "two")
+    again = run(tmp_path, resume="two", run={"name": "one", "max_updates": 6})
+    assert (tmp_path / "two", 6) == (again.directory, again.summary["updates"])
+
+
+def test_settings_of_a_resume_are_in_force_afterwards_under_a_newer_revision(tmp_path):
+    run(tmp_path, run={"name": "one"})
+    run(tmp_path, resume="one", run={"max_updates": 6, "seed": 9})
+    stored = tmp_path / "one" / "config.toml"
+    assert (9, 1) == (load_config(stored).run.seed, read_revision(stored))
+
+
+def test_a_resume_whose_limit_is_used_up_ends_at_once_and_changes_nothing(tmp_path, monkeypatch):
+    run(tmp_path, run={"name": "one"})
+    before = contents(tmp_path)
+    monkeypatch.setattr("tianflow.api.prepare", lambda *_: 1 / 0)
+    again = run(tmp_path, resume="one")
+    assert (tmp_path / "one", "done", "max_updates", 4) == (
+        again.directory,
+        *(again.summary[name] for name in ("state", "reason", "updates")),
+    )
+    assert before == contents(tmp_path)
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import json
 import os
 import secrets
 import traceback
@@ -17,21 +18,27 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tianflow import plugins
 from tianflow.config import loading as config_loading
+from tianflow.config import rules as config_rules
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.hosts import event_loop as loops
+from tianflow.logs import logger
 from tianflow.observability.recorder import recorded
 from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import validation
 from tianflow.planning.layouts import draw_layout, trajectory_layout
+from tianflow.planning.resuming import check_resume
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 from tianflow.rundir.lock import lock_directory
+from tianflow.rundir.summary import summary_of_used_up
 
 if TYPE_CHECKING:
     from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
     from tianflow.interfaces import Launcher, RunControl
     from tianflow.policy import LoadedPolicy
+
+log = logger("api")
 
 Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
@@ -83,6 +90,10 @@ def train(
     settings = (
         config if isinstance(config, Config) else config_loading.load_config(config, overrides)
     )
+    if (used := used_up_run(settings, resume, Path(runs_dir))) is not None:
+        for sentence in used[0]:
+            log.warning(sentence)
+        return used[1]
     prepared = prepare(settings, resume, Path(runs_dir))
 
     async def whole() -> FinishedRun:
@@ -92,6 +103,26 @@ def train(
             return FinishedRun(session.run.directory, session.run.snapshot.summary())
 
     return loops.run(whole())
+
+
+def used_up_run(
+    config: Config, resume: str | Path | None, runs_dir: Path
+) -> tuple[tuple[str, ...], FinishedRun] | None:
+    """A run that cannot continue because it has reached its limits, with a sentence for each of
+    them; None if it can.
+
+    Raises:
+        CheckpointError: the checkpoint does not exist, or is torn.
+    """
+    if resume is None:
+        return None
+    checkpoint = CheckpointStore.load(resolve(str(resume), runs_dir))
+    checkpoint.require_resumable()
+    used = config_rules.used_up(config, checkpoint.manifest)
+    if not used:
+        return None
+    summary = summary_of_used_up(checkpoint, next(iter(used)))
+    return tuple(used.values()), FinishedRun(checkpoint.path.parent.parent, summary)
 
 
 @contextlib.asynccontextmanager
@@ -205,6 +236,8 @@ async def opened(prepared: Prepared, *, http: bool) -> AsyncIterator[Session]:
             slots=slots,
             capabilities=prepared.launcher.capabilities,
             resumed=prepared.checkpoint,
+            revision=prepared.revision,
+            settings_stored=prepared.settings_stored,
         )
         address = token = ""
         if http:
@@ -246,7 +279,10 @@ def _as_run_error(error: BaseException) -> RunError:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Everything that was checked and made before the run starts. ``held`` locks the directory."""
+    """Everything that was checked and made before the run starts. ``held`` locks the directory.
+
+    ``revision`` and ``settings_stored``: see `Run`.
+    """
 
     config: Config
     checkpoint: Checkpoint | None
@@ -257,17 +293,24 @@ class Prepared:
     run_id: str
     directory: Path
     held: int
+    revision: int = 0
+    settings_stored: bool = True
 
 
 def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepared:
     """Do everything that reads files, imports what the config names, or makes an environment. It
     blocks, so it must not run on a loop.
     """
-    checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
+    checkpoint = None if resume is None else _resumed(config, str(resume), runs_dir)
     _require_device(config.learner.device)
     require_sinks(config)
+    if checkpoint is not None:
+        checkpoint.require_resumable()
+        _require_same_name(config, checkpoint, runs_dir)
     spec = validation.require_valid(config).spec
     assert spec is not None
+    if checkpoint is not None and (problems := check_resume(config, spec, checkpoint.manifest)):
+        raise ConfigError(problems)
     layout, draws = trajectory_layout(config, spec), draw_layout(config, spec)
     # A live change may name a controller, which must not be imported on the loop.
     for controller in plugins.names("tianflow.controllers"):
@@ -275,8 +318,80 @@ def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepar
             plugins.load("tianflow.controllers", controller, path="balance.controller")
     launcher = _launcher(config)
     launcher.prepare()
-    run_id, directory, held = _directory(config, checkpoint, resume, runs_dir)
-    return Prepared(config, checkpoint, spec, layout, draws, launcher, run_id, directory, held)
+    run_id, directory, held = _directory(config, checkpoint, runs_dir)
+    stored = checkpoint is None or not _continues(checkpoint, runs_dir)
+    revision = 0 if checkpoint is None else _revision(config, checkpoint, directory)
+    return Prepared(
+        config,
+        checkpoint,
+        spec,
+        layout,
+        draws,
+        launcher,
+        run_id,
+        directory,
+        held,
+        revision=revision,
+        settings_stored=stored,
+    )
+
+
+def _resumed(config: Config, resume: str, runs_dir: Path) -> Checkpoint:
+    """The checkpoint that a run continues.
+
+    A deterministic run repeats bit for bit from a barrier only. So it continues at the newest
+    barrier, and repeats the updates after it, unless ``resume`` names a checkpoint.
+    """
+    checkpoint = CheckpointStore.load(resolve(resume, runs_dir))
+    every, number = config.run.barrier_updates, checkpoint.version.number
+    if not config.run.deterministic or number % every == 0:
+        return checkpoint
+    named = checkpoint.path.resolve() in {
+        path.resolve() for path in (Path(resume), runs_dir / resume)
+    }
+    store = CheckpointStore(checkpoint.path.parent, keep=1)
+    barrier = None if named else store.newest_barrier(checkpoint.version, every)
+    if barrier is None:
+        message = (
+            f"the checkpoint of version {number} is not at a barrier (every {every} updates), so "
+            "the run continues, but not bit for bit like one that was never interrupted"
+        )
+        log.warning(message)
+        return checkpoint
+    message = (
+        f"the run continues at its barrier of version {barrier.version.number}, to stay bit for "
+        f"bit; updates up to {number} are computed again"
+    )
+    log.warning(message)
+    return barrier
+
+
+def _continues(checkpoint: Checkpoint, runs_dir: Path) -> bool:
+    """True if a run that is resumed from ``checkpoint`` continues in the checkpoint's run."""
+    return checkpoint.path.parent.parent.parent.resolve() == runs_dir.resolve()
+
+
+def _revision(config: Config, checkpoint: Checkpoint, directory: Path) -> int:
+    """The revision of ``config``: newer than that of every record of other settings."""
+    manifest = checkpoint.manifest
+    stored = config_loading.read_revision(directory / config_loading.CONFIG_FILE)
+    newest = max(stored, int(manifest.get("revision", 0)))
+    same = json.loads(config.model_dump_json()) == manifest["config"]
+    return newest if same and newest == manifest.get("revision", 0) else newest + 1
+
+
+def _require_same_name(config: Config, checkpoint: Checkpoint, runs_dir: Path) -> None:
+    """Refuse another name for a run that continues in its own directory. A directory that was
+    renamed keeps the name of its settings.
+    """
+    name, run = config.run.name, checkpoint.path.parent.parent.name
+    saved = checkpoint.manifest["config"]
+    before = saved.get("run", {}).get("name") if isinstance(saved, Mapping) else None
+    if name in (None, run, before) or not _continues(checkpoint, runs_dir):
+        return
+    message = f"a resume continues run {run!r} in its directory, so the run cannot get another name"
+    accepted = f"{run!r}; or start a new run, without --resume"
+    raise ConfigError([Problem("run.name", name, message, accepted)])
 
 
 def _launcher(config: Config) -> Launcher:
@@ -299,16 +414,13 @@ def _require_device(device: str) -> None:
 
 
 def _directory(
-    config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path
+    config: Config, checkpoint: Checkpoint | None, runs_dir: Path
 ) -> tuple[str, Path, int]:
     """The name of the run, its directory, and the descriptor that locks the directory. A resumed
     run continues in its own directory if the checkpoint lies there.
     """
-    if (
-        checkpoint is not None
-        and resume is not None
-        and checkpoint.path.parent.parent.parent.resolve() == runs_dir.resolve()
-    ):
+    continues = checkpoint is not None and _continues(checkpoint, runs_dir)
+    if checkpoint is not None and continues:
         directory, taken = checkpoint.path.parent.parent, False
         run_id = directory.name
     else:
@@ -325,6 +437,7 @@ def _directory(
                 f"{str(directory)!r} exists; choose another run.name, or continue that run: "
                 f"--resume {run_id}"
             )
-        config_loading.write_config(directory, config)
+        if not continues:  # a resumed run writes them once its learner works
+            config_loading.write_config(directory, config)
         stack.pop_all()
     return run_id, directory, held

@@ -176,6 +176,8 @@ def saved_run(folder: Path) -> Path:
     manifest = {
         "config": json.loads(config.model_dump_json()),
         "env_steps": 640,
+        "samples": 640,
+        "episodes": 3,
         "elapsed_s": 8.0,
         "trained_s": 4.0,
     }
@@ -244,18 +246,54 @@ def test_settings_of_a_resumed_run_can_be_overridden(api: Api, tmp_path: Path) -
         ("run.max_updates=10", "(10 before)"),
     ],
 )
-def test_a_note_names_the_limit_that_a_resumed_run_has_used_up(
-    api: Api, tmp_path: Path, limit: str, before: str
+@pytest.mark.parametrize("json_line", [False, True])
+def test_a_resume_of_a_used_up_limit_says_so_and_starts_nothing(
+    api: Api, tmp_path: Path, limit: str, before: str, json_line: bool
 ) -> None:
-    """It would end at once."""
     saved_run(tmp_path)
-    done = run("train", limit, "--resume", "a-run", "--runs-dir", str(tmp_path))
-    assert 0 == done.exit_code
+    options = ["--json"] if json_line else []
+    done = run("train", limit, "--resume", "a-run", "--runs-dir", str(tmp_path), *options)
+    assert (0, 0 if before else 1) == (done.exit_code, len(api.calls))
     assert [1 if before else 0] == [
         done.stderr.count(
             f"note: {limit.replace('=', ' = ')} is used up {before}, so nothing will be trained"
         )
     ]
+    reason = limit.removeprefix("run.").partition("=")[0]
+    if before and json_line:
+        assert ("done", reason, 10) == tuple(
+            json.loads(done.stdout)[name] for name in ("state", "reason", "updates")
+        )
+    elif before:
+        assert done.stdout.startswith(f"a-run: done ({reason})")
+
+
+def test_a_used_up_run_that_missed_its_target_is_no_success_where_a_target_is_required(
+    api: Api, tmp_path: Path
+) -> None:
+    saved_run(tmp_path)
+    wish = ("train", "run.max_updates=10", "--resume", "a-run", "--runs-dir", str(tmp_path))
+    assert 1 == run(*wish, "--require-target").exit_code
+    summary = {"run": "a-run", "updates": 10, "target_reached": True}
+    (tmp_path / "a-run" / "summary.json").write_text(json.dumps(summary))
+    assert (0, []) == (run(*wish, "--require-target").exit_code, api.calls)
+
+
+@pytest.mark.parametrize(("revision", "bound"), [(0, 4), (7, 4), (8, 3)])
+def test_a_resume_takes_the_newest_settings_of_file_and_checkpoint(
+    api: Api, tmp_path: Path, revision: int, bound: int
+) -> None:
+    """A full disk may have taken a checkpoint, and not the settings before it."""
+    checkpoint = saved_run(tmp_path)
+    stored = tmp_path / "a-run" / "config.toml"
+    stored.write_text(f"# revision 7\n{stored.read_text()}")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "revision": revision}))
+    done = run("train", "--resume", "a-run", "--runs-dir", str(tmp_path))
+    assert (bound, revision > 7) == (
+        api.calls[0][0].bound,
+        "is older than the newest checkpoint" in done.stderr,
+    )
 
 
 @pytest.mark.parametrize(

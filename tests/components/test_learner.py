@@ -490,3 +490,48 @@ async def test_cancelled_during_an_update_it_settles_nothing() -> None:
         world.commit()
         await settle()
     assert (0, 1) == (world.ledger.version.number, len(world.ledger.live(State.TAKEN)))
+
+
+# Learning rate
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "share"),
+    [
+        ({"max_env_steps": 80}, 0.9),
+        ({"max_updates": 10}, 0.9),
+        ({"max_env_steps": 80, "max_updates": 2}, 0.9),
+        ({"max_seconds": 100.0}, 0.75),
+        ({"max_seconds": 20.0}, 0.0),
+    ],
+)
+async def test_a_linear_rate_falls_over_the_first_limit_that_is_set_and_is_a_gauge(
+    limits: dict[str, Any], share: float
+) -> None:
+    """The second update begins after one of 8 samples; 25 s were trained before the learner."""
+    run = {"max_env_steps": None, "max_updates": None, "max_seconds": None, **limits}
+    world = World(bound=2)
+    changed = config(
+        algorithm={"batch_trajectories": 1, "learning_rate_schedule": "linear"}, run=run
+    )
+    world.set(config=changed)
+    world.learner._trained_before_s = 25.0
+    async with running(world):
+        world.commit()
+        await settle()
+        world.learner._version = Version(1, 1)
+        world.commit()
+        await settle()
+        rate = world.learner.statistics().gauges["learning_rate"]
+    assert 2 == len(world.algorithm.used)
+    assert world.algorithm.rate == rate
+    assert rate == pytest.approx(changed.algorithm.learning_rate * share, rel=0.02, abs=1e-12)
+
+
+async def test_a_constant_rate_is_the_one_of_the_settings() -> None:
+    async with running(World(bound=2)) as world:
+        world.commit()
+        await settle()
+        expected = world.settings.value.config.algorithm.learning_rate
+        assert expected == world.learner.statistics().gauges["learning_rate"]

@@ -21,6 +21,9 @@ TABLES = {
 }
 
 
+DETERMINISTIC = ["run.deterministic=true", "actors.count=1", "balance.max_staleness=0"]
+
+
 def config(*overrides: str) -> Config:
     return load_config(TABLES, ["run.max_updates=1", *overrides])
 
@@ -181,9 +184,10 @@ def test_limits_that_a_resumed_run_has_reached_are_reported() -> None:
     before = {"version": [1, 10], "env_steps": 640, "elapsed_s": 8.0}
     limits = ["run.max_updates=10", "run.max_env_steps=640", "run.max_seconds=8"]
     assert ["run.max_env_steps = 640", "run.max_updates = 10", "run.max_seconds = 8"] == [
-        sentence.partition(" is used up")[0] for sentence in used_up(config(*limits), before)
+        sentence.partition(" is used up")[0]
+        for sentence in used_up(config(*limits), before).values()
     ]
-    assert [] == used_up(
+    assert {} == used_up(
         config("run.max_updates=11", "run.max_env_steps=641", "run.max_seconds=8"),
         before | {"trained_s": 4.0},
     )
@@ -191,3 +195,31 @@ def test_limits_that_a_resumed_run_has_reached_are_reported() -> None:
 
 def test_a_run_without_actors_is_reported() -> None:
     assert "nothing is sampled until actors are added" in advice(config("actors.count=0"))[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [
+        (["run.max_updates=null"], "none is set of run.max_env_steps, run.max_updates"),
+        (["run.max_updates=9"], ""),
+        (["run.max_updates=null", "run.max_env_steps=9"], ""),
+        (["run.max_updates=null", "run.max_seconds=9"], ""),
+        (
+            ["run.max_updates=null", "run.max_seconds=9", *DETERMINISTIC],
+            "could not repeat bit for bit",
+        ),
+        (["run.max_updates=9", "run.max_seconds=9", *DETERMINISTIC], ""),
+    ],
+)
+def test_a_linear_learning_rate_needs_an_end_that_it_can_reach(
+    limits: list[str], refused: str
+) -> None:
+    settings = ["run.target_return=null", "algorithm.learning_rate_schedule=linear", *limits]
+    if not refused:
+        config(*settings)
+        return
+    with pytest.raises(ConfigError, match=refused) as error:
+        config(*settings)
+    assert ["algorithm.learning_rate_schedule"] == [
+        problem.path for problem in error.value.problems
+    ]

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.refusing import full_disk
 from tests.support.settings import cartpole
 from tests.support.worlds import turns
-from tianflow.config.loading import load_config
+from tianflow.config.loading import load_config, read_revision, write_config
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.coordinator import supervisor as supervising
@@ -42,6 +43,7 @@ from tianflow.errors import (
 )
 from tianflow.launchers.inline import InlineLauncher
 from tianflow.planning.validation import require_valid
+from tianflow.rundir.audit_log import read_page
 from tianflow.rundir.checkpoints import CheckpointStore, write_state
 
 BASE = cartpole(
@@ -378,6 +380,73 @@ async def test_a_change_is_kept_where_a_resumed_run_looks_for_it_before_any_chec
     assert 7 == (await asyncio.to_thread(load_config, tmp_path / "config.toml")).bound
 
 
+def audited(folder: Path) -> list[str]:
+    return [str(record["action"]) for record in read_page(folder / "audit.jsonl").records]
+
+
+async def test_a_change_on_a_full_disk_is_pending_until_settings_and_audit_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tianflow.rundir.audit_log.RETRY_S", 0.01)
+    world = World(tmp_path)
+    await asyncio.to_thread(write_config, tmp_path, BASE)
+    before = await asyncio.to_thread((tmp_path / "config.toml").read_bytes)
+    async with going(world):
+        run = world.run
+        with full_disk():
+            run.control.change({"balance": {"max_staleness": 7}}, source="test")
+            await until(lambda: run.control.audit_log._refused)
+            assert 2 == run.control.statistics().settings_pending
+            assert before == await asyncio.to_thread((tmp_path / "config.toml").read_bytes)
+            assert [] == await asyncio.to_thread(audited, tmp_path)
+        await until(lambda: not run.control.statistics().settings_pending)
+        assert 7 == (await asyncio.to_thread(load_config, tmp_path / "config.toml")).bound
+        assert ["change"] == await asyncio.to_thread(audited, tmp_path)
+        assert 1 == await asyncio.to_thread(read_revision, tmp_path / "config.toml")
+
+
+async def test_what_is_pending_at_the_end_of_a_run_is_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tianflow.rundir.audit_log.RETRY_S", 3600.0)
+    world = World(tmp_path)
+    async with going(world) as task:
+        with full_disk():
+            world.run.control.change({"balance": {"max_staleness": 7}}, source="test")
+            await until(lambda: world.run.control.audit_log._refused)
+        world.run.lifecycle.end("stopped", "test")
+        await soon(task)
+    assert 7 == (await asyncio.to_thread(load_config, tmp_path / "config.toml")).bound
+    assert 0 == world.run.control.statistics().settings_pending
+
+
+async def test_a_checkpoint_names_the_revision_of_its_settings(tmp_path: Path) -> None:
+    world = World(tmp_path, revision=4)
+    async with going(world) as task:
+        world.run.control.change({"balance": {"max_staleness": 7}}, source="test")
+        world.run.control.stop(source="test")
+        await soon(task)
+    newest = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
+    assert newest is not None
+    assert (5, 7) == (
+        newest.manifest["revision"],
+        newest.manifest["config"]["balance"]["max_staleness"],
+    )
+
+
+async def test_settings_of_a_resume_are_written_once_an_update_shows_that_they_fit(
+    tmp_path: Path,
+) -> None:
+    """A learner that cannot load the checkpoint must not leave settings that no resume can use."""
+    world = World(tmp_path, revision=2, settings_stored=False)
+    async with going(world):
+        await soon(world.run.control.audit_log.flush())
+        assert not await asyncio.to_thread((tmp_path / "config.toml").exists)
+        world.run._settled()
+        await soon(world.run.control.audit_log.flush())
+        assert 2 == await asyncio.to_thread(read_revision, tmp_path / "config.toml")
+
+
 async def test_a_pause_and_a_resting_learner_are_no_changes_of_settings(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with going(world):
@@ -501,7 +570,10 @@ async def test_nothing_that_cannot_be_written_keeps_a_run_from_ending_and_it_is_
         world.run.control.stop(source="test")
         await soon(task)
     assert ("stopped", None) == (world.run.control.state, world.run.lifecycle.first_error)
-    assert ["a record of the audit log cannot be written", "the summary cannot be written"] == told
+    assert [
+        "settings and audit cannot be written; they are pending and tried again",
+        "the summary cannot be written",
+    ] == told
 
 
 async def test_checkpoints_that_a_slow_learner_keeps_waiting_do_not_pile_up(tmp_path: Path) -> None:

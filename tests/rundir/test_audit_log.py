@@ -4,8 +4,12 @@ holding much of it.
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
 import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.refusing import full_disk
+from tests.support.settings import cartpole
+from tianflow.config.loading import read_revision
 from tianflow.rundir import audit_log as audit
 from tianflow.rundir.audit_log import AuditLog, AuditPage, read_page
 
@@ -107,3 +114,102 @@ async def test_where_the_file_cannot_be_read_what_is_in_memory_is_told(tmp_path:
         journal.add("cli", "stop")
         page = await journal.read(before=None, limit=1)
     assert (["stop"], None) == ([record["action"] for record in page.records], page.next)
+
+
+# Settings and audit together
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[AuditLog]:
+    with ThreadPoolExecutor(1) as executor:
+        yield AuditLog(path=tmp_path / "audit.jsonl", executor=executor)
+
+
+async def on_disk(folder: Path) -> tuple[int, list[object]]:
+    """The revision of the settings, and the actions of the audit."""
+    page = await asyncio.to_thread(read_page, folder / "audit.jsonl")
+    revision = await asyncio.to_thread(read_revision, folder / "config.toml")
+    return revision, [record["action"] for record in page.records]
+
+
+@pytest.mark.parametrize("refused", ["write", "replace"])
+async def test_neither_settings_nor_record_count_while_the_disk_refuses_one(
+    tmp_path: Path, log: AuditLog, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    log.add("test", "change", settings=(cartpole(), 1))
+    await log.flush()
+    assert (1, ["change"]) == await on_disk(tmp_path)
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(*((os, "write") if refused == "write" else (Path, "replace")), full)
+        log.add("test", "change", settings=(cartpole(), 2))
+        log.add("test", "stop")
+        await log.flush()
+    assert ((1, ["change"]), 3) == (await on_disk(tmp_path), log.pending)
+    await log.flush()
+    assert ((2, ["change", "change", "stop"]), 0) == (await on_disk(tmp_path), log.pending)
+
+
+async def test_a_record_that_is_half_written_is_taken_back(
+    tmp_path: Path, log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:15])
+
+    log.add("test", "pause")
+    await log.flush()
+    path = tmp_path / "audit.jsonl"
+    before = await asyncio.to_thread(path.read_bytes)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        log.add("test", "resume")
+        await log.flush()
+    assert (before, 1) == (await asyncio.to_thread(path.read_bytes), log.pending)
+
+
+async def test_a_line_that_a_crash_tore_does_not_spoil_the_next(
+    tmp_path: Path, log: AuditLog
+) -> None:
+    torn = b'{"action": "first"}\n{"act'
+    await asyncio.to_thread((tmp_path / "audit.jsonl").write_bytes, torn)
+    log.add("test", "stop")
+    await log.flush()
+    assert (0, ["first", "stop"]) == await on_disk(tmp_path)
+
+
+async def test_a_disk_that_stays_full_does_not_fill_the_memory(
+    tmp_path: Path, log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "MOST_PENDING", 3)
+    with full_disk():
+        for number in range(5):
+            log.add("test", f"action {number}")
+        await log.flush()
+    assert 5 == log.pending
+    await log.flush()
+    assert (0, ["dropped", "action 2", "action 3", "action 4"]) == await on_disk(tmp_path)
+    page = await asyncio.to_thread(read_page, tmp_path / "audit.jsonl")
+    assert 2 == page.records[0]["records"]
+
+
+@pytest.mark.parametrize(
+    ("line", "revision"),
+    [
+        ("# revision 12", 12),
+        ("# revision x", 0),
+        ("[env]", 0),
+        ("", 0),
+        ("# revision " + "9" * 50, 0),
+    ],
+)
+def test_a_revision_is_read_from_the_first_line(tmp_path: Path, line: str, revision: int) -> None:
+    (tmp_path / "config.toml").write_text(f"{line}\n[run]\n")
+    assert revision == read_revision(tmp_path / "config.toml")

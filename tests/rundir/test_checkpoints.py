@@ -23,7 +23,14 @@ from tests.support.paths import ROOT
 from tianflow.core.payloads import StateFile, Version
 from tianflow.errors import CheckpointError
 from tianflow.rundir import checkpoints as checkpoint
-from tianflow.rundir.checkpoints import MANIFEST, STATE, CheckpointStore, resolve, write_state
+from tianflow.rundir.checkpoints import (
+    MANIFEST,
+    STATE,
+    CheckpointStore,
+    resolve,
+    write_arrays,
+    write_state,
+)
 
 ARRAYS = {
     "policy/weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -303,6 +310,44 @@ def test_the_newest_keep_stay(store: CheckpointStore) -> None:
     assert ["v1-0000000005", "v1-0000000004", "v1-0000000003"] == names(store)
 
 
+def test_never_more_than_keep_checkpoints_and_the_one_that_is_written_are_whole(
+    store: CheckpointStore, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted at every step of the store that changes a directory, staged ones included."""
+    most = 0
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal most
+            found = function(*args, **options)
+            whole = [path for path in directory.glob("v*") if list(checkpoint._whole(path))]
+            staged = [path for path in directory.glob(".tmp-*") if list(checkpoint._whole(path))]
+            most = max(most, len(whole) + len(staged))
+            assert len(staged) <= 1
+            return found
+
+        return call
+
+    for module, name in ((Path, "rename"), (checkpoint.shutil, "rmtree"), (os, "fsync")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    for number in range(8):
+        save(store, Version(1, number))
+    assert 3 + 1 == most
+    assert 3 == len(store.list())
+
+
+def test_a_barrier_is_found_below_a_version_and_in_its_own_past(store: CheckpointStore) -> None:
+    keeping = CheckpointStore(store._directory, keep=9)
+    for version in (Version(1, 5), Version(1, 10), Version(2, 7), Version(2, 9)):
+        save(keeping, version)
+    found = keeping.newest_barrier(Version(2, 7), 5)
+    assert found is not None
+    assert Version(1, 5) == found.version
+    assert keeping.newest_barrier(Version(2, 4), 5) is None
+    (found.path / STATE).write_bytes(b"torn")
+    assert keeping.newest_barrier(Version(2, 7), 5) is None
+
+
 def test_a_torn_one_does_not_take_the_place_of_a_whole_one(directory: Path) -> None:
     store = CheckpointStore(directory, keep=2)
     save(store, Version(1, 1))
@@ -556,3 +601,121 @@ def test_the_last_lineage_counts_what_is_torn_too(store: CheckpointStore) -> Non
     torn = save(store, Version(3, 1))
     (torn / "manifest.json").unlink()
     assert store.last_lineage() == 3
+
+
+# A checkpoint that somebody else made
+# --------------------------------------------------------------------------------------------------
+
+
+def forged(path: Path, **changes: object) -> None:
+    """The manifest of ``path`` with ``changes``."""
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**manifest, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "entry"),
+    [
+        ({"env_steps": "x"}, "env_steps"),
+        ({"env_steps": -1}, "env_steps"),
+        ({"env_steps": None}, "env_steps"),
+        ({"samples": 1e30}, "samples"),
+        ({"episodes": True}, "episodes"),
+        ({"version": [-1, -5]}, "version.0"),
+        ({"version": [10**30, 10**30]}, "version.0"),
+        ({"version": [1, 2, 3]}, "version"),
+        ({"elapsed_s": -1.0}, "elapsed_s"),
+        ({"elapsed_s": 1e300}, "elapsed_s"),
+        ({"state": {"sha256": "0" * 64, "nbytes": -1}}, "state.nbytes"),
+        ({"state": {"sha256": "../x", "nbytes": 1}}, "state.sha256"),
+        ({"replay_files": {"../x": {"sha256": "0" * 64, "nbytes": 1}}}, "replay_files"),
+        ({"config": []}, "config"),
+        ({"evaluation": {"mean_return": "high"}}, "evaluation.mean_return"),
+        ({"replay": {"inserts": []}}, "replay.inserts"),
+        ({"replay": {}}, "replay.inserts"),
+        ({"revision": 2**60}, "revision"),
+    ],
+)
+def test_a_manifest_that_cannot_be_true_is_refused_by_entry(
+    store: CheckpointStore, changes: dict[str, object], entry: str
+) -> None:
+    path = save(store, Version(1, 5))
+    forged(path, **changes)
+    with pytest.raises(CheckpointError, match=rf"is corrupt: {entry}") as refused:
+        CheckpointStore.load(path)
+    assert "\n" not in str(refused.value)
+    assert (None, ()) == (store.newest(), store.list())
+
+
+def test_a_manifest_without_end_is_not_read(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "LARGEST_MANIFEST", 1000)
+    path = save(store, Version(1, 5))
+    CheckpointStore.load(path)
+    forged(path, run="x" * 1000)
+    with pytest.raises(CheckpointError, match="more than 1000 bytes"):
+        CheckpointStore.load(path)
+
+
+@pytest.mark.parametrize("name", [STATE, MANIFEST])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("fifo", "is a FIFO"),
+        ("link", "a link out of the checkpoint"),
+        ("device", "a link out"),
+        ("directory", "is a directory"),
+    ],
+)
+def test_anything_but_a_regular_file_is_refused_without_waiting(
+    store: CheckpointStore, tmp_path: Path, name: str, kind: str, text: str
+) -> None:
+    path = save(store, Version(1, 5))
+    file = path / name
+    elsewhere = file.rename(tmp_path / "elsewhere")
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "directory":
+        file.mkdir()
+    else:
+        file.symlink_to(elsewhere if kind == "link" else "/dev/zero")
+    with pytest.raises(CheckpointError, match=text):
+        CheckpointStore.load(path)
+    assert (None, ()) == (store.newest(), store.list())
+
+
+def test_a_link_beside_its_file_is_followed(store: CheckpointStore) -> None:
+    path = save(store, Version(1, 5))
+    (path / STATE).rename(path / "real")
+    (path / STATE).symlink_to("real")
+    assert 5 == CheckpointStore.load(path).version.number
+
+
+def test_state_that_is_not_finite_is_refused_at_load_and_the_one_before_is_used(
+    store: CheckpointStore,
+) -> None:
+    """With a right hash it would train, and no later checkpoint could be written."""
+    save(store, Version(1, 4))
+    path = save(store, Version(1, 5))
+    file = write_arrays(path / STATE, {"adam/mean": np.array([0.0, np.nan], np.float32)})
+    forged(path, state={"sha256": file.sha256, "nbytes": file.nbytes})
+    with pytest.raises(CheckpointError, match=r"'adam/mean' is not finite, first at \(1,\)"):
+        CheckpointStore.load(path)
+    newest = store.newest()
+    assert newest is not None
+    assert 4 == newest.version.number
+
+
+@pytest.mark.parametrize("lacks", ["env_steps", "samples", "episodes", "elapsed_s", "config"])
+def test_a_manifest_that_lacks_what_a_resume_needs_is_named(
+    store: CheckpointStore, lacks: str
+) -> None:
+    whole = {"samples": 1, "episodes": 1, "elapsed_s": 1.0, "config": {}}
+    path = save(store, Version(1, 5), **whole)
+    CheckpointStore.load(path).require_resumable()
+    manifest = json.loads((path / MANIFEST).read_text())
+    del manifest[lacks]
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=f"its manifest lacks {lacks}; use another"):
+        CheckpointStore.load(path).require_resumable()

@@ -234,6 +234,7 @@ class FakeRun:
             generation=self.generation,
             settings_changes=self.generation - 1,
             settings_refused=self.refused,
+            settings_pending=0,
             checkpoint=self.checkpoint,
             loop_lag=self.loop_lag.read(),
             last_update_timestamp=self.last_update,

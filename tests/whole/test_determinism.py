@@ -156,3 +156,35 @@ def test_an_interrupted_and_resumed_deterministic_run_equals_one_that_went_throu
     assert [24, 24] == [through.summary["updates"], second.summary["updates"]]
     assert through.summary["env_steps"] == second.summary["env_steps"]
     assert_same(final_state(through.directory), final_state(second.directory))
+
+
+def between_barriers(updates: int, **run: Any) -> Config:
+    limits = {"max_updates": updates, "deterministic": True, "barrier_updates": 5, "seed": 5}
+    return make_config(ALGORITHMS["ppo"], "inline", run={**limits, **run})
+
+
+def test_a_run_that_was_stopped_between_barriers_resumes_bit_for_bit_from_the_last_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    through = api.train(between_barriers(10), runs_dir=tmp_path / "through")
+    first = api.train(between_barriers(7), runs_dir=tmp_path / "parts")
+    second = api.train(between_barriers(10), resume=first.directory, runs_dir=tmp_path / "parts")
+    assert "at its barrier of version 5, to stay bit for bit; updates up to 7" in caplog.text
+    assert through.summary["env_steps"] == second.summary["env_steps"]
+    assert_same(final_state(through.directory), final_state(second.directory))
+
+
+@pytest.mark.parametrize("how", ["named", "no barrier"])
+def test_a_resume_that_cannot_be_bit_for_bit_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    updates = 7 if how == "named" else 3
+    first = api.train(between_barriers(updates), runs_dir=tmp_path)
+    named = first.directory / "checkpoints" / f"v1-{updates:010d}"
+    second = api.train(
+        between_barriers(10),
+        resume=named if how == "named" else first.directory,
+        runs_dir=tmp_path,
+    )
+    assert f"version {updates} is not at a barrier (every 5 updates)" in caplog.text
+    assert 10 == second.summary["updates"]

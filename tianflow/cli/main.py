@@ -39,6 +39,7 @@ from tianflow.cli.simulate import simulate
 from tianflow.cli.status import console, status, top
 
 if TYPE_CHECKING:
+    from tianflow.api import FinishedRun
     from tianflow.config.model import Config
 
 app = typer.Typer(
@@ -143,11 +144,17 @@ def train(
     with exit_codes():
         _show_warnings()
         settings = _training_config(config, overrides or [], resume, runs_dir)
+        from tianflow import api
         from tianflow.cli import train as training
         from tianflow.config import rules as config_rules
 
-        for sentence in [*config_rules.advice(settings), *_used_up(settings, resume, runs_dir)]:
+        used = api.used_up_run(settings, resume, runs_dir)
+        for sentence in [*config_rules.advice(settings), *(used[0] if used else ())]:
             print_error(f"note: {sentence}")
+        if used:
+            raise typer.Exit(
+                _show_used_up(used[1], json_line=json_line, require_target=require_target)
+            )
 
         code = training.run(
             settings,
@@ -162,17 +169,13 @@ def train(
     raise typer.Exit(code)
 
 
-def _used_up(config: Config, resume: str | None, runs_dir: Path) -> list[str]:
-    """Limits that the resumed run has reached already."""
-    from tianflow.config.rules import used_up
-    from tianflow.errors import CheckpointError
-    from tianflow.rundir.checkpoints import CheckpointStore, resolve
+def _show_used_up(used: FinishedRun, *, json_line: bool, require_target: bool) -> int:
+    """Show a run that has nothing to do, and its exit code."""
+    from tianflow.cli.screen import summary_text
 
-    if resume is None:
-        return []
-    with suppress(CheckpointError, LookupError):  # the run itself reports these
-        return used_up(config, CheckpointStore.load(resolve(resume, runs_dir)).manifest)
-    return []
+    summary = used.summary
+    typer.echo(json.dumps(summary) if json_line else summary_text(summary))
+    return 1 if require_target and not summary.get("target_reached") else 0
 
 
 def _training_config(
@@ -188,13 +191,19 @@ def _training_config(
         raise typer.BadParameter(
             "is missing; name a config, or a run with --resume", param_hint="CONFIG"
         )
-    from tianflow.config.loading import load_config, settings_in_force
+    from tianflow.config.loading import load_config, read_revision, settings_in_force
     from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
-    # A run continues with its last settings, also those changed after the last checkpoint; a
-    # checkpoint with the settings it was written with.
-    checkpoint, last = resolve(resume, runs_dir), settings_in_force(resume, runs_dir)
-    return load_config(last or CheckpointStore.load(checkpoint).manifest["config"], overrides)
+    # A run continues with the newest settings in force, on disk or in its newest checkpoint: a full
+    # disk may have taken only one of them. A checkpoint that is named has its own.
+    last = settings_in_force(resume, runs_dir)
+    checkpoint = CheckpointStore.load(resolve(resume, runs_dir))
+    checkpoint.require_resumable()
+    manifest = checkpoint.manifest
+    if last is not None and read_revision(last) < manifest.get("revision", 0):
+        print_error(f"note: {last} is older than the newest checkpoint; those settings are used")
+        last = None
+    return load_config(last or manifest["config"], overrides)
 
 
 @app.command()

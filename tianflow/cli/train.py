@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,26 @@ def run(
             else summary_text(summary) + _next_steps(prepared.directory, summary)
         )
         sys.stdout.write(f"{text}\n")
+        if json_line and (unsaved := lost(summary)):
+            console.print(f"tianflow: {unsaved}", highlight=False, soft_wrap=True)
     sys.stdout.flush()
     if failure is not None:
         _show_failure(failure)
         return 1
-    if signals.caught:
-        return 128 + signals.caught[0]
-    return 1 if lost(summary) or (require_target and not summary.get("target_reached")) else 0
+    return _exit_code(summary, signals.caught, require_target=require_target)
+
+
+def _exit_code(summary: Mapping[str, Any], caught: Sequence[int], *, require_target: bool) -> int:
+    """The exit code of a run that did not fail.
+
+    Lost updates outrank one signal: that run was asked for a last checkpoint and has none. A second
+    signal asks for an end without one.
+    """
+    if lost(summary) and len(caught) < 2:
+        return 1
+    if caught:
+        return 128 + caught[0]
+    return 1 if require_target and not summary.get("target_reached") else 0
 
 
 def _next_steps(directory: Path, summary: Mapping[str, Any]) -> str:

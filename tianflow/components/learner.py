@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.components.weights import WeightPublisher
+from tianflow.config.rules import schedule_limit
 from tianflow.core.events import UpdateFinished
 from tianflow.core.payloads import Batch, Settlement, Version
 from tianflow.core.statistics import (
@@ -75,6 +76,7 @@ class Learner:
         events: publisher of update events.
         compute: compute thread of the host.
         start: version and samples to continue from.
+        trained_s: seconds of training before ``start``.
         make_algorithm: builds the algorithm, restored to that version, on the compute thread.
         make_stacker: builds the copier of ``B`` trajectories out of their slots.
         open_weights: opens the writer for flat weights of a number of bytes.
@@ -90,6 +92,7 @@ class Learner:
         events: EventPublisher,
         compute: Compute,
         start: tuple[Version, int],
+        trained_s: float = 0.0,
         make_algorithm: Callable[[], Algorithm],
         make_stacker: Callable[[int], BatchStacker | DrawStacker],
         open_weights: Callable[[int], WeightsWriter],
@@ -108,6 +111,9 @@ class Learner:
             open_weights,
         )
         self._version, self._samples = start
+        self._trained_before_s = trained_s
+        self._first_batch: float | None = None
+        self._learning_rate: float | None = None
         self._clock = StateClock()
         self._wake = asyncio.Event()
         self._prefetched: asyncio.Task[Batch] | None = None
@@ -175,6 +181,7 @@ class Learner:
                 given_back=float(self._given_back),
                 update_seconds=self._update_seconds.read(),
                 copy_seconds=self._copy_seconds.read(),
+                learning_rate=self._learning_rate,
                 kl=self._gauges.get("kl"),
                 ess_ratio=self._gauges.get("ess_ratio"),
             )
@@ -312,9 +319,7 @@ class Learner:
         stacked = self._stacker.batch()
         self._copy_seconds.add(time.monotonic() - began)
         algorithm = config.algorithm
-        rate = algorithm.learning_rate
-        if algorithm.learning_rate_schedule == "linear" and config.run.max_env_steps is not None:
-            rate *= max(0.0, 1.0 - self._samples / config.run.max_env_steps)
+        rate = self._learning_rate = self._rate_in_force(config, began)
         self._algorithm.set_live(rate, algorithm.entropy_cost)
         if algorithm.window is not None:
             cast("ReplayAlgorithm", self._algorithm).set_settings(algorithm, self._version.number)
@@ -322,6 +327,21 @@ class Learner:
         if result.priorities is not None and result.finite:
             self._source.view(batch.trajectories[0])["priority"][:] = result.priorities
         return result, self._algorithm.flat()
+
+    def _rate_in_force(self, config: Config, now: float) -> float:
+        """The learning rate of an update that begins at ``now``."""
+        rate, limit = config.algorithm.learning_rate, schedule_limit(config)
+        if self._first_batch is None:
+            self._first_batch = now
+        if config.algorithm.learning_rate_schedule != "linear" or limit is None:
+            return rate
+        name, end = limit
+        done = {
+            "max_env_steps": self._samples,
+            "max_updates": self._version.number,
+            "max_seconds": self._trained_before_s + now - self._first_batch,
+        }[name]
+        return rate * max(0.0, 1.0 - done / end)
 
     def _count_skipped(self, result: StepResult) -> None:
         self._consecutive_skips = 0 if result.finite else self._consecutive_skips + 1

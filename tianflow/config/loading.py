@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ from tianflow.logs import logger
 
 CONFIG_FILE = "config.toml"
 """File in a run's directory with the settings in force, including live changes."""
+
+REVISION = "# revision "
+"""Beginning of the first line of `CONFIG_FILE`. A resume compares it with that of a checkpoint."""
 
 LARGEST = 2**63 - 1
 """Largest integer that messages between processes can hold."""
@@ -123,16 +126,52 @@ def live_settings(config: Config) -> str:
     )
 
 
-def write_config(directory: Path, config: Config) -> None:
+def write_config(
+    directory: Path,
+    config: Config,
+    *,
+    revision: int = 0,
+    before_it_counts: Callable[[], None] = lambda: None,
+) -> None:
     """Write ``config`` as ``config.toml`` in a run's directory, atomically.
+
+    Args:
+        directory: of the run.
+        config: settings in force.
+        revision: number of changes of the settings since the run began (`read_revision`).
+        before_it_counts: called when the file is whole and has no name yet. If it raises, the old
+            file stays.
 
     Raises:
         OSError: the file cannot be written.
     """
-    write_toml(directory / CONFIG_FILE, config)
+    write_toml(
+        directory / CONFIG_FILE,
+        config,
+        heading=f"{REVISION}{revision}\n\n" if revision else "",
+        before_it_counts=before_it_counts,
+    )
 
 
-def write_toml(path: Path, config: Config) -> None:
+def read_revision(path: Path) -> int:
+    """The revision of a file that `write_config` wrote; 0 without one. A file that was edited since
+    keeps its revision.
+    """
+    try:
+        with path.open("rb") as file:
+            found = re.fullmatch(rf"{REVISION}(\d{{1,18}})\r?\n?".encode(), file.readline(64))
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def write_toml(
+    path: Path,
+    config: Config,
+    *,
+    heading: str = "",
+    before_it_counts: Callable[[], None] = lambda: None,
+) -> None:
     """Write ``config`` to the file ``path``, atomically.
 
     Raises:
@@ -140,7 +179,8 @@ def write_toml(path: Path, config: Config) -> None:
     """
     written = path.with_name(f".{path.name}")
     try:
-        written.write_text(to_toml(config), encoding="utf-8")
+        written.write_text(heading + to_toml(config), encoding="utf-8")
+        before_it_counts()
         written.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -328,7 +328,7 @@ class RunSettings(Section):
     """Bit-for-bit repetition for the same seed. Requires one actor and a bound of 0."""
     barrier_updates: PositiveInt = 50
     """Updates between barriers of deterministic mode. A barrier drains, writes a checkpoint, and
-    re-seeds.
+    re-seeds. A resume begins at the newest barrier.
     """
     grace_s: PositiveFloat = 10.0
     """Seconds between asking a process to stop and killing it."""
@@ -364,7 +364,7 @@ class CheckpointSettings(Section):
     every_s: PositiveFloat = 60.0
     """Seconds between checkpoints. The run also writes one at its end."""
     keep: PositiveInt = 3
-    """Number of newest checkpoints to retain."""
+    """Number of newest checkpoints to retain. While a run writes one, there is one more."""
     replay: bool = False
     """Replay contents in checkpoints. Without them, a resumed run begins with an empty table."""
 

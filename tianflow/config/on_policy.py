@@ -49,7 +49,9 @@ class AlgorithmSettings(Section):
     batch_trajectories: PositiveInt = 1
     """Number of trajectories in one update (B)."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """Learning-rate schedule. linear: decreases to 0 over ``run.max_env_steps``."""
+    """Learning-rate schedule. linear: decreases to 0 over the first limit that is set of
+    ``run.max_env_steps``, ``run.max_updates`` and ``run.max_seconds``.
+    """
 
     @property
     def window(self) -> tuple[int, int] | None:

@@ -17,6 +17,9 @@ from tianflow.core.limits import RateLimits
 from tianflow.core.payloads import credits_ceiling
 from tianflow.errors import ConfigError, Problem
 
+SCHEDULE_LIMITS = ("max_env_steps", "max_updates", "max_seconds")
+"""Limits of a run over which a learning rate can fall."""
+
 # Derived quantities: balance
 # --------------------------------------------------------------------------------------------------
 
@@ -53,6 +56,15 @@ def max_credits(config: Config) -> int | None:
 def samples_per_update(config: Config) -> int:
     """Steps in one batch: T * N * B."""
     return config.actors.rollout_steps * config.env.num_envs * config.algorithm.batch_trajectories
+
+
+def schedule_limit(config: Config) -> tuple[str, float] | None:
+    """The limit of ``run`` over which a linear learning rate falls to 0; None without a limit.
+
+    The first that is set of ``max_env_steps``, ``max_updates`` and ``max_seconds``.
+    """
+    limits = ((name, getattr(config.run, name)) for name in SCHEDULE_LIMITS)
+    return next(((name, float(limit)) for name, limit in limits if limit is not None), None)
 
 
 # Derived quantities: replay
@@ -124,6 +136,7 @@ def check(config: Config) -> list[Problem]:
         *_check_balance(config),
         *_check_minibatch(config),
         *_check_deterministic(config),
+        *_check_schedule(config),
         *_check_sinks(config),
         *_check_replay(config),
     ]
@@ -288,6 +301,24 @@ def _check_deterministic(config: Config) -> list[Problem]:
     return problems
 
 
+def _check_schedule(config: Config) -> list[Problem]:
+    if config.algorithm.learning_rate_schedule != "linear":
+        return []
+    path, limit = "algorithm.learning_rate_schedule", schedule_limit(config)
+    limits = ", ".join(f"run.{name}" for name in SCHEDULE_LIMITS)
+    if limit is None:
+        message = f"the rate falls to 0 over a limit of the run, and none is set of {limits}"
+        return [Problem(path, "linear", message, "constant, or a run with one of these limits")]
+    if config.run.deterministic and limit[0] == "max_seconds":
+        message = (
+            "the rate would fall with the time of run.max_seconds, so a deterministic run could "
+            "not repeat bit for bit"
+        )
+        accepted = "constant, or run.max_env_steps or run.max_updates"
+        return [Problem(path, "linear", message, accepted)]
+    return []
+
+
 def _check_replay(config: Config) -> list[Problem]:
     if config.algorithm.window is None:
         if config.replay == ReplaySettings():
@@ -415,22 +446,23 @@ def advice(config: Config) -> list[str]:
     return sentences
 
 
-def used_up(config: Config, manifest: Mapping[str, Any]) -> list[str]:
-    """Sentences about limits that a run resumed from the checkpoint of ``manifest`` has reached."""
+def used_up(config: Config, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Limits that a run resumed from the checkpoint of ``manifest`` has reached: a sentence for
+    each name.
+    """
     run = config.run
-    seconds = manifest.get("trained_s", manifest["elapsed_s"])
     reached = {
         "max_env_steps": manifest["env_steps"],
         "max_updates": manifest["version"][1],
-        "max_seconds": seconds,
+        "max_seconds": manifest.get("trained_s", manifest["elapsed_s"]),
     }
     limits = {name: getattr(run, name) for name in reached}
-    return [
-        f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so nothing "
-        "will be trained: increase it, or set it to null"
+    return {
+        name: f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so "
+        "nothing will be trained: increase it, or set it to null"
         for name, limit in limits.items()
         if limit is not None and reached[name] >= limit
-    ]
+    }
 
 
 def _idle_actors(config: Config) -> list[str]:

@@ -16,7 +16,6 @@ from tianflow.errors import ConfigError, StateConflictError
 from tianflow.exchange.exchange import PAUSED
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.interfaces import LiveSettings
-from tianflow.logs import logger
 from tianflow.rundir.audit_log import NAME, AuditLog, AuditPage
 
 if TYPE_CHECKING:
@@ -34,17 +33,17 @@ if TYPE_CHECKING:
     from tianflow.core.statistics import RunStatistics, SinkStatistics
     from tianflow.exchange.exchange import Exchange
 
-log = logger("coordinator")
-
 
 class LiveConfig:
     """The live settings: one cell that every host follows. Its generation grows with each change.
 
     Args:
         config: settings at the start.
+        revision: number of their changes since the run began, those before a resume included.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, revision: int = 0) -> None:
+        self.revision = revision
         self.cell: LatestCell[LiveSettings, int] = LatestCell(LiveSettings(config, config.bound), 0)
         self.changes = 0
         """Changes of the config that were put in force."""
@@ -70,6 +69,7 @@ class LiveConfig:
     def put(self, config: Config, *, bound: int | None) -> None:
         """Put ``config`` in force, under ``bound``."""
         self.changes += 1
+        self.revision += 1
         self._put(replace(self.cell.value, config=config, bound=bound))
 
     def pause(self, paused: bool) -> None:
@@ -139,8 +139,9 @@ class Control:
         self.id, self.directory, self.events, self.sinks = run_id, directory, events, sinks
         self._lifecycle, self._live, self._slots, self._exchange = lifecycle, live, slots, exchange
         self._balancer, self._hosts, self._clock = balancer, hosts, clock
-        self._checkpoints, self._disk, self._alive = checkpoints, disk, alive
-        self._audit = AuditLog(path=directory / NAME, executor=disk)
+        self._checkpoints, self._alive = checkpoints, alive
+        self.audit_log = AuditLog(path=directory / NAME, executor=disk)
+        """Changes and actions, and the settings in force on disk."""
         self.statistics = statistics
 
     # Changes
@@ -159,22 +160,15 @@ class Control:
             raise
         paths = sorted({f"{section}.{key}" for section, keys in changes.items() for key in keys})
         old, new = ({path: _at(which, path) for path in paths} for which in (before, config))
-        self._audit.add(source, "change", old=old, new=new)
         self._live.put(config, bound=self._balancer.bound_with(config))
-        self._disk.submit(self._store, config)
+        in_force = (config, self._live.revision)
+        self.audit_log.add(source, "change", settings=in_force, old=old, new=new)
         if isinstance(self._exchange, ReplayExchange):
             self._exchange.set_rate(rate_limits(config))
         if config.actors.count != before.actors.count:
             self._hosts.place(config)
         self.events.publish(SettingsChanged(self._live.generation, tuple(paths)))
         return self._live.generation
-
-    def _store(self, config: Config) -> None:
-        """A resumed run has every change, also those that no checkpoint has seen."""
-        try:
-            loading.write_config(self.directory, config)
-        except OSError as error:
-            log.warning("the settings in force cannot be written", error=str(error))
 
     # Actions
     # ----------------------------------------------------------------------------------------------
@@ -184,7 +178,7 @@ class Control:
         lifecycle = self._lifecycle
         lifecycle.require_active()
         if not self._live.paused:
-            self._audit.add(source, "pause")
+            self.audit_log.add(source, "pause")
             lifecycle.state = "paused" if lifecycle.state == "running" else lifecycle.state
             self._clock.pause()
             self._exchange.hold_grants(PAUSED)
@@ -196,7 +190,7 @@ class Control:
         lifecycle = self._lifecycle
         lifecycle.require_active()
         if self._live.paused:
-            self._audit.add(source, "resume")
+            self.audit_log.add(source, "resume")
             lifecycle.state = "running" if lifecycle.state == "paused" else lifecycle.state
             self._clock.resume()
             self._live.pause(False)
@@ -209,7 +203,7 @@ class Control:
         # Before a pause ends, or waiting actors would get grants.
         self._exchange.hold_grants("draining")
         self.resume(source=source)
-        self._audit.add(source, "drain")
+        self.audit_log.add(source, "drain")
         self._lifecycle.state = "draining"
         self._lifecycle.end("done", "drained")
         return "draining"
@@ -221,14 +215,14 @@ class Control:
             raise StateConflictError(f"the run is {lifecycle.state}")
         lifecycle.cancel_drain()
         if not lifecycle.ending.is_set():
-            self._audit.add(source, "stop")
+            self.audit_log.add(source, "stop")
         lifecycle.end("stopped", source)
         return "stopping"
 
     def request_checkpoint(self, *, source: str) -> str:
         """Write a checkpoint at the learner's next boundary."""
         self._lifecycle.require_active()
-        self._audit.add(source, "checkpoint")
+        self.audit_log.add(source, "checkpoint")
         if (saving := self._checkpoints.request()) is not None:
             self._lifecycle.run_in_background(saving)
         return self._lifecycle.state
@@ -259,15 +253,15 @@ class Control:
     @property
     def audited(self) -> int:
         """Number of changes and actions of this process."""
-        return self._audit.count
+        return self.audit_log.count
 
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions of this process."""
-        return tuple(self._audit.records)
+        return tuple(self.audit_log.records)
 
     async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
         """A page of all changes and actions, those before a resume included."""
-        return await self._audit.read(before=before, limit=limit)
+        return await self.audit_log.read(before=before, limit=limit)
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         """Checkpoints on disk, newest first, as of the last one written."""

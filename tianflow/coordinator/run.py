@@ -51,6 +51,9 @@ class Run:
         slots: owner of the slots' memory.
         capabilities: of the launcher.
         resumed: the checkpoint that the run continues.
+        revision: number of changes of the settings so far.
+        settings_stored: False: ``config`` is not on disk yet. It is written after the first update,
+            which shows that the learner could load the checkpoint.
     """
 
     def __init__(
@@ -64,7 +67,10 @@ class Run:
         slots: SlotOwner,
         capabilities: LauncherCapabilities,
         resumed: Checkpoint | None = None,
+        revision: int = 0,
+        settings_stored: bool = True,
     ) -> None:
+        self._settings_stored = settings_stored
         self.id, self.directory, self._spec, self._layout = run_id, directory, spec, layout
         self._draws = None if slots.draws is None else slots.draws.layout
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
@@ -76,7 +82,7 @@ class Run:
         self.lifecycle = lifecycle = Lifecycle(
             before_s=base.elapsed_s, trained_before_s=base.trained_s
         )
-        self._live = live = LiveConfig(config)
+        self._live = live = LiveConfig(config, revision=revision)
         self.settings = live.cell
         self.registry = registry = ComponentRegistry()
         slot_manager = SlotManager(owner=slots, layout=layout)
@@ -149,6 +155,7 @@ class Run:
             periodic=self.periodic,
             events=events,
             sinks=sinks,
+            settings_pending=lambda: self.control.audit_log.pending,
         )
         self.control = Control(
             run_id=run_id,
@@ -199,6 +206,7 @@ class Run:
             lineage=self._lineage,
             published=ledger.published,
             checkpoint=checkpoint,
+            trained_s=self.lifecycle.trained_s(time.monotonic()),
         )
 
     async def run(self, start_host: HostStarter) -> None:
@@ -212,6 +220,7 @@ class Run:
             asyncio.create_task(supervisor.run(_ignore_start), name="supervisor"),
             asyncio.create_task(self.balancer.run(_ignore_start), name="balancer"),
             asyncio.create_task(self.periodic.run(), name="tick"),
+            asyncio.create_task(self.control.audit_log.retry(), name="audit"),
         ]
         self.hosts.place(live.config)  # of now: it may have changed while checkpoints were listed
         ending = asyncio.create_task(lifecycle.ending.wait())
@@ -223,6 +232,7 @@ class Run:
                 running.cancel()
             await asyncio.gather(ending, *watchers, *lifecycle.background, return_exceptions=True)
             lifecycle.close()
+            await self.control.audit_log.flush()
             await self.snapshot.write_summary(self.directory, self._disk)
             self._disk.shutdown(wait=False)
 
@@ -252,6 +262,9 @@ class Run:
 
     def _settled(self) -> None:
         self.snapshot.last_update = time.time()
+        if not self._settings_stored:
+            self._settings_stored = True
+            self.control.audit_log.store((self._live.config, self._live.revision))
         number, run = self.exchange.ledger.version.number, self._live.config.run
         if run.max_updates is not None and number >= run.max_updates:
             # A trajectory that begins now would be counted only if the run is slow to end.

@@ -117,7 +117,7 @@ class SlotManager:
 
 def _limiter(config: Config, resumed: Checkpoint | None) -> Limiter:
     limiter = Limiter(limits=rate_limits(config))
-    if resumed is not None and "replay" in resumed.manifest:
+    if resumed is not None and resumed.manifest.get("replay") is not None:
         limiter.restore(resumed.manifest["replay"])
         if not resumed.manifest.get("replay_files"):  # the items that it counted were not saved
             limiter.deleted(limiter.statistics().size)

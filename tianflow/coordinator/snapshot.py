@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from tianflow.core.statistics import Diagnosis, LedgerSnapshot, RunStatistics
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.logs import logger
 from tianflow.observability.diagnosis import DiagnosisWindow
+from tianflow.planning.resuming import environment_document
 from tianflow.rundir.summary import SUMMARY, summarise
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class RunSnapshot:
         spec: of the environments.
         base: what a resumed run continues.
         sinks: counts of sinks, by name.
+        settings_pending: number of audit records and settings that wait for the disk.
         others: the parts.
     """
 
@@ -66,7 +68,9 @@ class RunSnapshot:
         periodic: PeriodicTasks,
         events: Broadcast,
         sinks: Mapping[str, SinkStatistics],
+        settings_pending: Callable[[], int],
     ) -> None:
+        self._settings_pending = settings_pending
         self._id, self._spec, self._base = run_id, spec, base
         self._lifecycle, self._live, self._exchange = lifecycle, live, exchange
         self._registry, self._balancer, self._checkpoints = registry, balancer, checkpoints
@@ -138,6 +142,7 @@ class RunSnapshot:
             generation=self._live.generation,
             settings_changes=self._live.changes,
             settings_refused=self._live.refused,
+            settings_pending=self._settings_pending(),
             checkpoint=self._checkpoints.statistics,
             loop_lag=self._periodic.loop_lag.read(),
             last_update_timestamp=self.last_update,
@@ -177,6 +182,8 @@ class RunSnapshot:
         return {
             **replay,
             "run": self._id,
+            "revision": self._live.revision,
+            "environment": environment_document(self._spec),
             "env_steps": self.env_steps,
             "samples": saved.samples,
             "episodes": self._target.episodes.count,

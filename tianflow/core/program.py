@@ -76,3 +76,5 @@ class HostPlan:
     """The newest published version."""
     checkpoint: Path | None = None
     """The checkpoint that components of this host load."""
+    trained_s: float = 0.0
+    """Seconds of training so far, those before a resume included."""

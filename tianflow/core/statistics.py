@@ -231,6 +231,10 @@ class LearnerMeasures:
             name="learner_copy_seconds",
         )
     )
+    learning_rate: float | None = field(
+        default=None,
+        metadata=metric("Learning rate of the last update.", name="learning_rate"),
+    )
     kl: float | None = field(
         default=None,
         metadata=metric(
@@ -804,6 +808,9 @@ class RunStatistics:
     )
     settings_changes: int = field(metadata=metric("Live changes put in force.", kind="counter"))
     settings_refused: int = field(metadata=metric("Live changes refused.", kind="counter"))
+    settings_pending: int = field(
+        metadata=metric("Settings and audit records that wait for the disk.")
+    )
     checkpoint: CheckpointStatistics = field(metadata=parts())
     loop_lag: Histogram = field(
         metadata=metric(

@@ -98,6 +98,7 @@ class Builder:
             events=self._ends.events,
             compute=self._compute,
             start=(self._plan.start, self._plan.samples),
+            trained_s=self._plan.trained_s,
             make_algorithm=self._algorithm,
             make_stacker=self._stacker,
             open_weights=self._ends.weights_writer,

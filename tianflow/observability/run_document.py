@@ -206,6 +206,8 @@ class SettingsCounts(JsonDocument):
     generation: NonNegativeInt
     changes: NonNegativeInt
     refused: NonNegativeInt
+    pending: NonNegativeInt
+    """Settings and audit records that wait for the disk. Until then a crash loses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,6 +363,7 @@ def describe(run: RunStatistics, config: Config, rates: RunRates) -> RunDocument
             generation=run.generation,
             changes=run.settings_changes,
             refused=run.settings_refused,
+            pending=run.settings_pending,
         ),
         actors=ActorCounts(
             wanted=run.actors_wanted,

@@ -7,14 +7,21 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import os
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tianflow.config.loading import write_config
 from tianflow.logs import logger
+
+if TYPE_CHECKING:
+    from tianflow.config.model import Config
 
 log = logger("audit")
 
@@ -24,6 +31,11 @@ MOST = 1000
 BLOCK = 64 * 1024
 LONGEST = 4 * 2**20
 """Maximum number of bytes read for a page."""
+
+RETRY_S = 1.0
+"""Seconds between two attempts to write what is pending."""
+MOST_PENDING = 10_000
+"""Largest number of records that wait for the disk. The oldest of more are dropped and counted."""
 
 RECORDS_IN_MEMORY = 1000
 """Number of audit records in memory; the file has all of them."""
@@ -83,8 +95,15 @@ def _record(line: bytes) -> Mapping[str, Any] | None:
 
 
 class AuditLog:
-    """The audit log of a run. ``executor`` appends each record to the file; the newest stay in
-    memory.
+    """The audit of a run and its settings on disk, which tell one story.
+
+    ``executor`` appends every change and action to a file. A change is written together with the
+    settings that it makes: neither counts without the other. What the disk refuses stays pending,
+    and each later write tries it again. The newest records are in memory, too.
+
+    Args:
+        path: of the file.
+        executor: does all writing, one call at a time.
     """
 
     def __init__(self, *, path: Path, executor: Executor) -> None:
@@ -93,14 +112,64 @@ class AuditLog:
         self.count = 0
         """Number of records of this process, with those that are only in the file."""
         self._newest: Future[None] | None = None
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._settings: tuple[Config, int] | None = None
+        self._dropped = 0
+        self._refused = False
 
-    def add(self, source: str, action: str, **details: object) -> None:
-        """Record that ``source`` did ``action`` now."""
+    @property
+    def pending(self) -> int:
+        """Records and settings that are not on disk yet."""
+        with self._lock:
+            return len(self._lines) + self._dropped + (self._settings is not None)
+
+    def add(
+        self,
+        source: str,
+        action: str,
+        *,
+        settings: tuple[Config, int] | None = None,
+        **details: object,
+    ) -> None:
+        """Record that ``source`` did ``action``, now.
+
+        Args:
+            source: of the action.
+            action: its name.
+            settings: settings in force from now on, and their revision.
+            details: more fields of the record.
+        """
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         record = {"time": now, "source": source, "action": action, **details}
         self.records.append(record)
         self.count += 1
-        self._newest = self._executor.submit(self._append, json.dumps(record) + "\n")
+        with self._lock:
+            self._lines.append(json.dumps(record) + "\n")
+            if len(self._lines) > MOST_PENDING:  # a disk that stays full must not fill the memory
+                del self._lines[0]
+                self._dropped += 1
+        self.store(settings)
+
+    def store(self, settings: tuple[Config, int] | None = None) -> None:
+        """Write what is pending, and ``settings`` with their revision."""
+        with self._lock:
+            self._settings = settings or self._settings
+        self._newest = self._executor.submit(self._write)
+
+    async def retry(self) -> None:
+        """Write what is pending again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if self.pending and (self._newest is None or self._newest.done()):
+                self.store()
+
+    async def flush(self) -> None:
+        """Try once more to write what is pending."""
+        if self.pending:
+            self.store()
+        if self._newest is not None:
+            await asyncio.shield(asyncio.wrap_future(self._newest))
 
     async def read(self, *, before: int | None, limit: int) -> AuditPage:
         """Read a page of the file with all records so far; if that fails, the records in memory."""
@@ -114,11 +183,74 @@ class AuditLog:
             log.warning("the audit log cannot be read", error=str(error))
             return AuditPage(tuple(self.records)[-limit:], None)
 
-    def _append(self, line: str) -> None:
+    def _write(self) -> None:
+        with self._lock:
+            lines, settings, dropped = list(self._lines), self._settings, self._dropped
+        if not lines and settings is None and not dropped:
+            return
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line)
+            self._write_together(lines, settings, dropped)
         except OSError as error:
-            log.warning(
-                "a record of the audit log cannot be written", error=str(error), line=line.rstrip()
-            )
+            if not self._refused:
+                log.warning(
+                    "settings and audit cannot be written; they are pending and tried again",
+                    pending=self.pending,
+                    error=str(error),
+                )
+            self._refused = True
+            return
+        with self._lock:
+            # Lines may have been dropped from the front meanwhile, and are written all the same.
+            gone = self._dropped - dropped
+            del self._lines[: max(0, len(lines) - gone)]
+            self._dropped = max(0, gone - len(lines))
+            if self._settings is settings:
+                self._settings = None
+        if self._refused:
+            log.warning("settings and audit are written again")
+        self._refused = False
+
+    def _write_together(
+        self, lines: Sequence[str], settings: tuple[Config, int] | None, dropped: int
+    ) -> None:
+        if dropped:
+            left_out = {"source": "audit", "action": "dropped", "records": dropped}
+            lines = [json.dumps(left_out) + "\n", *lines]
+        if settings is None:
+            self._append(lines)
+            return
+        config, revision = settings
+        end: int | None = None
+
+        def append() -> None:
+            nonlocal end
+            end = self._append(lines)
+
+        try:
+            write_config(self._path.parent, config, revision=revision, before_it_counts=append)
+        except OSError:
+            if end is not None:  # the settings did not get their name, so the record is untrue
+                os.truncate(self._path, end)
+            raise
+
+    def _append(self, lines: Sequence[str]) -> int:
+        """Append ``lines``: all of them, or none. The length of the file before. Raises OSError."""
+        with self._path.open("ab") as file:
+            end = file.tell()
+        torn = False
+        if end:
+            with self._path.open("rb") as file:
+                file.seek(end - 1)
+                torn = file.read(1) != b"\n"
+        data = (("\n" if torn else "") + "".join(lines)).encode()
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(descriptor, end)
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        finally:
+            os.close(descriptor)
+        return end

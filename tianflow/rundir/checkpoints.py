@@ -17,8 +17,10 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,23 @@ from tianflow.core.payloads import StateFile, Version
 from tianflow.core.resource_limits import refusal
 from tianflow.errors import CheckpointError
 from tianflow.logs import logger
+from tianflow.rundir.manifest import FORMAT, RESUMED, ManifestFormatError, check_manifest
 
-FORMAT = 1
-"""Version of the format that is written, and the only one that is read."""
+LARGEST_MANIFEST = 16 * 2**20
+"""Bytes of a manifest that are read at most."""
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 _STAGED = ".tmp-"
 _NAME = re.compile(r"v(\d+)-(\d{10,})")
 _RESERVED = frozenset({"format", "version", "created", "state"})
+
+_KINDS = {
+    stat.S_IFLNK: "a link out of the checkpoint",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 _log = logger("checkpoint")
 
@@ -108,14 +120,25 @@ class Checkpoint:
     version: Version
     manifest: Mapping[str, Any]
 
+    def require_resumable(self) -> None:
+        """Raise CheckpointError if the manifest lacks what a run needs to continue."""
+        if missing := [name for name in RESUMED if name not in self.manifest]:
+            raise CheckpointError(
+                f"no run can continue from {str(self.path)!r}: its manifest lacks "
+                f"{', '.join(missing)}; use another checkpoint"
+            )
+
     def read(self) -> dict[str, NDArray[Any]]:
         """Read its arrays into new memory.
 
         Raises:
-            CheckpointError: the file changed after loading.
+            CheckpointError: the file changed after it was loaded, or an array is not finite.
         """
         with _as_checkpoint_errors(self.path):
-            return safetensors.numpy.load_file(self.path / STATE)
+            arrays = safetensors.numpy.load_file(self.path / STATE)
+        for name, array in arrays.items():
+            _require_finite(self.path, name, array)
+        return arrays
 
 
 class CheckpointStore:
@@ -229,15 +252,29 @@ class CheckpointStore:
                 )
         return None
 
+    def newest_barrier(self, before: Version, every: int) -> Checkpoint | None:
+        """The newest whole one whose number is a multiple of ``every`` and at most that of
+        ``before``; None if there is none.
+        """
+        for path in self._paths():
+            version = _version_of(path)
+            if version is None or version > before or version.number > before.number:
+                continue
+            if version.number % every == 0:
+                with contextlib.suppress(CheckpointError):
+                    return self.load(path)
+        return None
+
     @staticmethod
     def load(path: Path) -> Checkpoint:
         """Verify a checkpoint; `Checkpoint.read` reads its arrays.
 
         Raises:
-            CheckpointError: the checkpoint is missing, torn, corrupt, or of another format.
+            CheckpointError: it is missing, torn, corrupt, of another format, or not finite.
         """
         manifest = _read_manifest(path)
         _verify(path / STATE, StateFile(manifest["state"]["sha256"], manifest["state"]["nbytes"]))
+        _check_arrays(path)
         return Checkpoint(path, Version(*manifest["version"]), manifest)
 
     def _paths(self) -> Sequence[Path]:
@@ -349,33 +386,19 @@ def _described(version: Version, state: StateFile, manifest: Mapping[str, object
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     with _as_checkpoint_errors(path):
-        try:
-            return _checked(
-                path, json.loads((path / MANIFEST).read_bytes(), parse_constant=_refuse_constant)
+        with _opened(path / MANIFEST) as file:
+            data = file.read(LARGEST_MANIFEST + 1)
+        if len(data) > LARGEST_MANIFEST:
+            raise CheckpointError(
+                f"the manifest of {str(path)!r} is corrupt: it has more than {LARGEST_MANIFEST} "
+                "bytes"
             )
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"the manifest of {str(path)!r} is corrupt: {error!r}") from error
-
-
-def _checked(path: Path, manifest: Any) -> dict[str, Any]:
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(
-            f"{str(path)!r} has format {manifest['format']!r}; accepted: {FORMAT}; use the version "
-            "of tianflow that wrote it"
-        )
-    lineage, number = manifest["version"]
-    values = (
-        manifest,
-        lineage,
-        number,
-        manifest["state"]["sha256"],
-        manifest["state"]["nbytes"],
-        manifest["created"],
-    )
-    for value, kind in zip(values, (dict, int, int, str, int, str), strict=True):
-        if not isinstance(value, kind):
-            raise TypeError(f"{value!r} should be of type {kind.__name__}")
-    return dict(manifest)
+        try:
+            return check_manifest(json.loads(data, parse_constant=_refuse_constant))
+        except ManifestFormatError as error:
+            raise CheckpointError(f"{str(path)!r} {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"the manifest of {str(path)!r} is corrupt: {error}") from error
 
 
 def _refuse_constant(name: str) -> None:
@@ -386,12 +409,52 @@ def _whole(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the manifest if it is valid and the state has the recorded size."""
     with contextlib.suppress(CheckpointError, OSError):
         manifest = _read_manifest(path)
-        if (path / STATE).stat().st_size == manifest["state"]["nbytes"]:
+        found = (path / STATE).lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_size == manifest["state"]["nbytes"]:
             yield manifest
 
 
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """The regular file ``path`` of a checkpoint. Anything else is refused without opening it: a
+    FIFO would wait for ever, a link may lead anywhere.
+    """
+    kind = path.lstat().st_mode
+    if stat.S_ISLNK(kind) and path.resolve().parent == path.parent.resolve():
+        kind = path.stat().st_mode  # beside it
+    if not stat.S_ISREG(kind):
+        raise CheckpointError(
+            f"{str(path)!r} is {_KINDS.get(stat.S_IFMT(kind), 'not a regular file')}; accepted: a "
+            "regular file in the directory of the checkpoint"
+        )
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        yield file
+
+
+def _check_arrays(path: Path) -> None:
+    """Refuse a state that a learner could not save again. Only one array is in memory at a time."""
+    with _as_checkpoint_errors(path), safetensors.safe_open(path / STATE, framework="np") as file:
+        for name in file.keys():  # noqa: SIM118 - it is not a mapping
+            try:
+                array = file.get_tensor(name)
+            except (TypeError, KeyError, AttributeError, ValueError) as error:
+                raise CheckpointError(
+                    f"{str(path)!r} cannot be read: NumPy has no array for {name!r} ({error})"
+                ) from error
+            _require_finite(path, name, array)
+
+
+def _require_finite(path: Path, name: str, array: NDArray[Any]) -> None:
+    if array.dtype.kind in "fc" and not np.isfinite(array).all():
+        first = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
+        raise CheckpointError(
+            f"{str(path)!r} cannot be used: {name!r} is not finite, first at {first}, so every "
+            "later update would be lost; use an older checkpoint"
+        )
+
+
 def _verify(path: Path, state: StateFile) -> None:
-    with _as_checkpoint_errors(path), path.open("rb") as file:
+    with _as_checkpoint_errors(path), _opened(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
         if nbytes != state.nbytes:
             raise CheckpointError(f"{str(path)!r} is torn: {nbytes} bytes of {state.nbytes}")

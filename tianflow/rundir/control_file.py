@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 NAME = "control.json"
 SERVICE = "service.json"
+LARGEST = 64 * 1024
+"""Bytes of a file that are read at most."""
 
 
 def process_start_time(pid: int) -> int | None:
@@ -49,10 +52,26 @@ class ControlFile:
     @classmethod
     def read(cls, directory: Path, name: str = NAME) -> ControlFile | None:
         """Read the file in ``directory``; None if it does not exist or is not valid."""
+        path = directory / name
         try:
-            return cls(**json.loads((directory / name).read_bytes()))
+            if not stat.S_ISREG(path.lstat().st_mode):  # a FIFO would wait for ever
+                return None
+            with path.open("rb") as file:
+                found = cls(**json.loads(file.read(LARGEST)))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
+        return found if found._possible else None
+
+    @property
+    def _possible(self) -> bool:
+        """True if every field has its type: another program may have written the file."""
+        texts: tuple[object, ...] = (self.run, self.address, self.token, self.read_token)
+        numbers = (self.pid, 0 if self.start_time is None else self.start_time)
+        return (
+            all(isinstance(text, str) and text.isprintable() for text in texts)
+            and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+            and self.pid > 0
+        )
 
     @property
     def alive(self) -> bool:

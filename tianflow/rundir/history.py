@@ -142,11 +142,15 @@ def _read(line: bytes) -> Row | None:
         row = json.loads(line)
         _checker().validate_json(line, strict=True)
     except ValidationError as error:
+        problems = error.errors()
         wrong = {
             problem["loc"][0]
-            for problem in error.errors()
+            for problem in problems
             if problem["loc"] and problem["type"] != "missing"
         }
+        # Without a place the line is wrong as a whole, as with half of a surrogate pair in a text.
+        if not all(problem["loc"] for problem in problems):
+            return None
         if not isinstance(row, dict) or not is_number(row.get("t")):
             return None
         return {key: value for key, value in row.items() if key not in wrong}

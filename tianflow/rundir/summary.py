@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt
 
 from tianflow.core.jsonable import JsonDocument, json_ready
 from tianflow.core.statistics import LedgerSnapshot, ReplayStatistics, RunStatistics, quantile
+
+if TYPE_CHECKING:
+    from tianflow.rundir.checkpoints import Checkpoint
 
 SUMMARY = "summary.json"
 EOF = "standard input ended"
@@ -145,6 +148,26 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def summary_of_used_up(checkpoint: Checkpoint, limit: str) -> dict[str, Any]:
+    """The summary of a run that cannot continue from ``checkpoint``, because ``limit`` is used up.
+
+    It has the values of ``summary.json`` if they are of the same version, else what the checkpoint
+    records. Waits for the disk.
+    """
+    manifest, number = checkpoint.manifest, checkpoint.version.number
+    directory = checkpoint.path.parent.parent
+    found = read_summary(directory) or {}
+    if found.get("updates") != number:
+        found = {
+            "run": manifest.get("run", directory.name),
+            "env_steps": manifest["env_steps"],
+            "episodes": manifest["episodes"],
+            "updates": number,
+            "evaluation": manifest.get("evaluation", {}),
+        }
+    return {**found, "state": "done", "reason": limit, "checkpoint": number}
 
 
 def partial_document(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,282 @@
+"""Files of a run that are damaged or forged cost one sentence and an exit code: no traceback, no
+hang, no file that changes.
+
+``TIANFLOW_FUZZ_EXAMPLES`` sets the number of examples of each test, 100 by default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import tianflow.cli
+from tests.support.settings import cartpole
+from tianflow.cli import main as cli
+from tianflow.config.loading import load_config, to_toml, write_config
+from tianflow.core.payloads import Version
+from tianflow.errors import ConfigError
+from tianflow.rundir.checkpoints import MANIFEST, CheckpointStore, write_state
+from tianflow.rundir.control_file import NAME
+from tianflow.rundir.history import HistoryFile, read_rows, thinned
+from tianflow.server.service.store import RunStore, StoreError
+
+EXAMPLES = int(os.environ.get("TIANFLOW_FUZZ_EXAMPLES", "100"))
+LONGEST_S = 5.0
+fuzz = settings(
+    max_examples=EXAMPLES,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+
+NUMBERS = st.integers() | st.floats() | st.sampled_from([-1, 2**53 + 1, 10**30, 1e308, -0.0, True])
+TEXTS = st.text(max_size=20) | st.sampled_from(["../x", "os:system", "\x1b[2J", "\ud800", "v1-0"])
+VALUES = st.recursive(
+    st.none() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def dumped(value: object) -> bytes:
+    return json.dumps(value).encode("utf-8", "surrogatepass")
+
+
+def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON document, the whole of it first."""
+    yield path
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, item in inner:
+        yield from places(item, (*path, key))
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: object) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+@st.composite
+def forged(draw: st.DrawFn, document: Any) -> bytes:
+    """``document`` with a few values replaced, or with bytes cut, flipped or put in."""
+    for _ in range(draw(st.integers(1, 3))):
+        where = draw(st.sampled_from(list(places(document))))
+        document = replaced(document, where, draw(VALUES))
+    return draw(st.just(dumped(document)) | damaged(dumped(document)))
+
+
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes) -> bytes:
+    at = draw(st.integers(0, len(data)))
+    return data[:at] + draw(st.binary(max_size=8)) + data[at + draw(st.integers(0, 40)) :]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < LONGEST_S
+
+
+def command(*arguments: str) -> None:
+    """Run a command, which must end with a code and, if it refuses, with a sentence."""
+    with quick():
+        done = CliRunner().invoke(cli.app, arguments)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code in (0, 1, 2)
+    assert "Traceback" not in done.stderr
+    assert done.exit_code == 0 or done.stderr.strip()
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with one checkpoint."""
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    folder.mkdir()
+    config = cartpole(run={"max_updates": 400})
+    write_config(folder, config, revision=1)
+    store = CheckpointStore(folder / "checkpoints", keep=2)
+    staged = store.stage()
+    state = write_state(staged, {"x": np.zeros(1, np.float32)})
+    manifest = {
+        "run": "one",
+        "revision": 2,
+        "config": json.loads(config.model_dump_json()),
+        "env_steps": 640,
+        "samples": 640,
+        "episodes": 3,
+        "elapsed_s": 8.0,
+        "trained_s": 4.0,
+        "recent_returns": [1.0],
+        "evaluation": {"mean_return": 1.0},
+    }
+    store.publish(staged, version=Version(1, 10), state=state, manifest=manifest)
+    return folder
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything up to the start of a run is real; the run itself is not."""
+    module: Any = SimpleNamespace(run=lambda *_, **__: 0)
+    monkeypatch.setitem(sys.modules, "tianflow.cli.train", module)
+    monkeypatch.setattr(tianflow.cli, "train", module, raising=False)
+
+
+@pytest.mark.usefixtures("no_training")
+@fuzz
+@given(data=st.data())
+def test_a_resume_survives_any_manifest(run_folder: Path, data: st.DataObject) -> None:
+    path = run_folder / "checkpoints" / "v1-0000000010" / MANIFEST
+    original = path.read_bytes()
+    try:
+        path.write_bytes(data.draw(forged(json.loads(original))))
+        before = contents(run_folder)
+        command("train", "--resume", "one", "--runs-dir", str(run_folder.parent))
+        assert before == contents(run_folder)
+    finally:
+        path.write_bytes(original)
+
+
+@pytest.mark.usefixtures("no_training")
+@fuzz
+@given(data=st.data())
+def test_a_resume_survives_any_settings(run_folder: Path, data: st.DataObject) -> None:
+    path = run_folder / "config.toml"
+    original = path.read_bytes()
+    try:
+        path.write_bytes(data.draw(damaged(original)))
+        before = contents(run_folder)
+        command("train", "--resume", "one", "--runs-dir", str(run_folder.parent))
+        assert before == contents(run_folder)
+    finally:
+        path.write_bytes(original)
+
+
+@fuzz
+@given(data=st.data())
+def test_a_config_is_loaded_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(data.draw(damaged(to_toml(cartpole()).encode())))
+    with quick(), contextlib.suppress(ConfigError):
+        load_config(path)
+
+
+@fuzz
+@given(data=st.data())
+def test_tables_are_loaded_or_refused(data: st.DataObject) -> None:
+    tables = json.loads(cartpole().model_dump_json())
+    where = data.draw(st.sampled_from([path for path in places(tables) if path]))
+    with quick(), contextlib.suppress(ConfigError):
+        load_config(replaced(tables, where, data.draw(VALUES)))
+
+
+@fuzz
+@given(data=st.data())
+def test_a_control_file_is_read_or_ignored(tmp_path: Path, data: st.DataObject) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir(exist_ok=True)
+    document = {
+        "run": "one",
+        "pid": 2**22 + 1,
+        "start_time": 5,
+        "address": "http://127.0.0.1:1",
+        "token": "a",
+        "read_token": "b",
+    }
+    (folder / NAME).write_bytes(data.draw(forged(document)))
+    before = contents(tmp_path)
+    for name in ("status", "stop"):
+        command(name, "one", "--runs-dir", str(tmp_path))
+    assert before == contents(tmp_path)
+
+
+ROW = {
+    "t": 1.0,
+    "span_s": 1.0,
+    "time": 1.0,
+    "state": "running",
+    "env_steps": 1,
+    "updates": 1,
+    "episodes": 1,
+    "mean_return": 1.0,
+    "steps_per_s": 1.0,
+    "updates_per_s": 1.0,
+    "staleness": {"count": 1, "min": 0, "mean": 0.5, "p99": 1, "max": 1, "counts": {"0": 1}},
+    "queue": 0,
+    "credits": {"limit": 1, "in_use": 1},
+    "shares": {"learner": {"busy": 1.0}},
+    "durations": {"learner": {"count": 1, "mean": 1.0}},
+    "dropped": {},
+    "violations": 0,
+    "replay": None,
+    "bottleneck": "",
+    "generation": 0,
+    "marks": [{"t": 1.0, "kind": "change"}],
+    "marks_left_out": 0,
+}
+
+
+@fuzz
+@given(data=st.data())
+def test_a_history_is_read_merged_and_continued(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "history.jsonl"
+    lines = [data.draw(st.just(dumped(ROW)) | forged(ROW)) for _ in range(4)]
+    path.write_bytes(b"\n".join(lines))
+    with quick():
+        thinned(read_rows(path), 1)
+        history = HistoryFile(path, limit=2)
+        history.open()
+        history.append(ROW)
+    assert ROW["t"] == read_rows(path)[-1]["t"]
+
+
+@fuzz
+@given(data=st.data())
+def test_a_store_is_opened_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "runs.sqlite"
+    store = RunStore(path)
+    store.add("one", config={}, source="test", now=1.0)
+    store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store._connection.close()
+    original = path.read_bytes()
+    spoiled = data.draw(damaged(original) | st.binary(max_size=200))
+    path.write_bytes(spoiled)
+    with quick():
+        try:
+            opened = RunStore(path)
+        except StoreError:
+            return
+        try:
+            opened.get("one")
+        except StoreError:
+            pass
+        finally:
+            with contextlib.suppress(sqlite3.Error):
+                opened._connection.close()

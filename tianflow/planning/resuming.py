@@ -1,0 +1,159 @@
+"""Checks of a resume: settings against the checkpoint that the run continues.
+
+A learner can load a checkpoint only into the same algorithm and network over the same spaces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from tianflow.config.model import Config
+from tianflow.core.payloads import EnvironmentSpec
+from tianflow.errors import Problem
+
+ENVIRONMENT = ("id", "kwargs", "wrappers", "vectorization")
+"""Settings of ``env`` that can change the spaces."""
+SAVED = {
+    "network": ("name", "hidden", "activation", "lstm", "share_torso", "kwargs"),
+    "algorithm": ("name", "duelling"),
+}
+"""Settings by section that decide which arrays a learner saves, and what they mean."""
+NORMALISATION = ("observations", "images", "returns")
+CONSEQUENCE = "so the saved state cannot be loaded"
+_MISSING = object()
+
+
+def environment_document(spec: EnvironmentSpec) -> dict[str, Any]:
+    """``spec`` as strict JSON, for a manifest. Infinite numbers become strings."""
+    document = asdict(spec)
+    for name in ("low", "high"):
+        document["action"][name] = [
+            value if isfinite(value) else str(value) for value in document["action"][name]
+        ]
+    return document
+
+
+def read_environment(document: object) -> EnvironmentSpec | None:
+    """The result of `environment_document` as a spec; None if it is not one."""
+    try:
+        return TypeAdapter(EnvironmentSpec).validate_json(json.dumps(document))
+    except (ValidationError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def check_resume(
+    config: Config, spec: EnvironmentSpec, manifest: Mapping[str, Any]
+) -> list[Problem]:
+    """Problems of a run under ``config`` that continues the checkpoint of ``manifest``.
+
+    Args:
+        config: settings of the resumed run.
+        spec: of its environments.
+        manifest: of the checkpoint. Checkpoints of older versions do not record their spaces;
+            there ``env.id`` must be the same.
+    """
+    saved = manifest["config"]
+    if not isinstance(saved, Mapping):
+        return []
+    wanted = json.loads(config.model_dump_json())
+    problems = list(_changed(saved, wanted))
+    before = read_environment(manifest.get("environment"))
+    if before is None:
+        if (old := _at(saved, "env", "id")) not in (_MISSING, config.env.id):
+            problems.append(
+                _problem(
+                    "env.id",
+                    config.env.id,
+                    f"the checkpoint is of {old!r} and does not record its spaces, so nothing "
+                    "shows that its policy fits",
+                    old,
+                )
+            )
+    elif difference := _difference(before, spec):
+        path, old = next(
+            (
+                (f"env.{key}", before_value)
+                for key in ENVIRONMENT
+                if (before_value := _at(saved, "env", key)) != _at(wanted, "env", key)
+            ),
+            ("env.id", before.id),
+        )
+        value = wanted["env"][path.removeprefix("env.")]
+        problems.append(
+            _problem(path, value, f"the checkpoint has {difference}, {CONSEQUENCE}", old)
+        )
+    return problems
+
+
+def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Problem]:
+    """Settings that decide about saved arrays and differ. A setting that the checkpoint does not
+    know is skipped: it belongs to another algorithm or version.
+    """
+    paths: list[tuple[str, ...]] = [
+        (section, key) for section, keys in SAVED.items() for key in keys
+    ]
+    paths += [("env", "normalisation", key) for key in NORMALISATION]
+    another = _at(saved, "algorithm", "name") != _at(wanted, "algorithm", "name")
+    for path in paths:
+        old, new = _at(saved, *path), _at(wanted, *path)
+        if old is _MISSING or new is _MISSING or old == new or (another and path[-1] == "duelling"):
+            continue
+        yield _problem(
+            ".".join(path), new, f"the checkpoint was written with {old!r}, {CONSEQUENCE}", old
+        )
+
+
+def _problem(path: str, value: object, message: str, old: object) -> Problem:
+    accepted = "the value of the checkpoint" if old is _MISSING else repr(old)
+    return Problem(path, value, message, f"{accepted}; or start a new run, without --resume")
+
+
+def _difference(old: EnvironmentSpec, new: EnvironmentSpec) -> str:
+    """The first part of ``old`` that differs from ``new``, beside that of ``new``; "" if none."""
+    leaves = [
+        {leaf.name: f"{leaf.dtype}{list(leaf.shape)}{_of(leaf.categories)}" for leaf in spec}
+        for spec in (old.observation, new.observation)
+    ]
+    if leaves[0] != leaves[1]:
+        texts = [
+            ", ".join(f"{name or 'observation'} {text}" for name, text in part.items())
+            for part in leaves
+        ]
+        return f"observations {texts[0]}, the environment {texts[1]}"
+    actions = [
+        f"{spec.action.kind} {list(spec.action.stored_shape)}{_of(spec.action.categories)}"
+        for spec in (old, new)
+    ]
+    if actions[0] != actions[1]:
+        return f"actions {actions[0]}, the environment {actions[1]}"
+    if (old.action.low, old.action.high) != (new.action.low, new.action.high):
+        return (
+            f"actions from {list(old.action.low)} to {list(old.action.high)}, the environment from "
+            f"{list(new.action.low)} to {list(new.action.high)}"
+        )
+    if old.action_mask != new.action_mask:
+        return (
+            "an action mask, the environment has no mask"
+            if old.action_mask
+            else ("no action mask, the environment has one")
+        )
+    return ""
+
+
+def _of(categories: tuple[int, ...]) -> str:
+    return f" of {'x'.join(map(str, categories))}" if categories else ""
+
+
+def _at(tables: Mapping[str, Any], *path: str) -> Any:
+    value: Any = tables
+    for key in path:
+        if not isinstance(value, Mapping) or key not in value:
+            return _MISSING
+        value = value[key]
+    return value
