@@ -53,7 +53,7 @@ def control() -> Iterator[Control]:
         do_GET = do_POST = do_PATCH = handle_any  # noqa: N815 - the base class looks for these names
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
-            """Keep the tests' output clean."""
+            """Write no log to the tests' output."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         state.address = f"http://127.0.0.1:{server.server_port}"

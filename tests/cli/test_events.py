@@ -61,7 +61,7 @@ def script(tmp_path: Path) -> Iterator[Script]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
-            """Keep the tests' output clean."""
+            """Write no log to the tests' output."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         script.address = f"http://127.0.0.1:{server.server_port}"

@@ -70,7 +70,7 @@ def named_wrongly(command: str) -> list[str]:
 
 
 def addresses() -> list[re.Pattern[str]]:
-    paths = openapi.document(looks=PARTS, actions=ACTIONS)["paths"]
+    paths = openapi.document(parts=PARTS, actions=ACTIONS)["paths"]
     return [
         re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path)))
         for path in (*paths, "/openapi.json")

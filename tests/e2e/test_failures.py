@@ -420,7 +420,7 @@ def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
         harness.run(tmp_path, http__port=taken.getsockname()[1]) as live,
     ):
         assert 2 == live.end()
-        assert f"http.port = {taken.getsockname()[1]}: is taken on 127.0.0.1" in live.stderr
+        assert f"http.port = {taken.getsockname()[1]}: is in use on 127.0.0.1" in live.stderr
         assert "Traceback" not in live.stderr
 
 
@@ -462,7 +462,7 @@ def test_run_after_run_in_one_process_costs_no_descriptor_and_no_thread(tmp_path
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for _ in range(2):
             tianflow.train(cartpole(**few), runs_dir=tmp_path, http=True)
-            with pytest.raises(ConfigError, match="is taken"):
+            with pytest.raises(ConfigError, match="is in use"):
                 tianflow.train(
                     cartpole(**few, http={"port": taken.getsockname()[1]}),
                     runs_dir=tmp_path,

@@ -153,8 +153,8 @@ def test_a_hundred_megabytes_are_refused_and_not_kept(server: Open) -> None:
 
 
 async def crowd(server: Open) -> tuple[Counter[int], set[bool], int, int]:
-    """1,000 readers at once while the run trains: answers by status, whether refusals said when to
-    come again, bytes, events read.
+    """1,000 readers at once while the run trains: answers by status, whether refusals had
+    Retry-After, bytes, events read.
     """
     statuses: Counter[int] = Counter()
     told: set[bool] = set()
@@ -189,21 +189,21 @@ async def crowd(server: Open) -> tuple[Counter[int], set[bool], int, int]:
             reader.cancel()
         ended = await asyncio.gather(*readers, return_exceptions=True)
         assert {type(None), asyncio.CancelledError} >= {type(end) for end in ended}
-    return statuses, told, large, events
+    return statuses, with_retry, large, events
 
 
 def test_a_thousand_streams_at_once_end_no_training_and_leave_their_places(server: Open) -> None:
-    """What they cost is no test's business; that those who are refused keep nothing is."""
+    """Refused streams release their places. Benchmarks measure the costs of open ones."""
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > STREAMS + 100
     small = server.resident()
-    statuses, told, large, events = asyncio.run(crowd(server))
+    statuses, with_retry, large, events = asyncio.run(crowd(server))
     log.info(
         "answers %s; %d events read; %+.1f MiB", dict(statuses), events, (large - small) / 2**20
     )
     assert ALLOWED == statuses[200]
-    # who comes to a service as often as that from one address is told so first
+    # a service first limits the requests of an address (429)
     assert {503} <= set(statuses) - {200} <= ({503} if server.kind == "train" else {503, 429})
-    assert {True} == told
+    assert {True} == with_retry
     assert large - small < LARGER_BY
     assert ALLOWED == asyncio.run(places(server))
     server.until_steps(1)

@@ -298,7 +298,7 @@ def test_two_services_do_not_touch_each_other(tmp_path: Path) -> None:
         )
         assert 2 == told.returncode
         assert port in told.stderr
-        assert "is taken" in told.stderr
+        assert "is in use" in told.stderr
         assert 128 + signal.SIGTERM == one.stop()
         two.until_training("a")
 

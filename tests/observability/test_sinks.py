@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 class Kept:
-    """Keeps what it gets, for the test of one process."""
+    """Stores its rows, for a test in one process."""
 
     made: list[Kept]
 
@@ -115,7 +115,7 @@ def told(caplog: pytest.LogCaptureFixture) -> str:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(30.0):
-        while not true():  # noqa: ASYNC110 - a thread tells nobody
+        while not true():  # noqa: ASYNC110 - a thread has no notification
             await asyncio.sleep(0.005)
 
 

@@ -300,7 +300,7 @@ def test_a_staged_file_that_is_not_what_was_told_is_not_published(
     assert [] == entries(directory)
 
 
-# Keeping
+# Retention
 # --------------------------------------------------------------------------------------------------
 
 

@@ -383,7 +383,7 @@ async def test_a_resumed_run_goes_on_in_time(fake: FakeRun, tmp_path: Path) -> N
     # The run says that 100 s have passed: it goes on from a checkpoint that is older than the last
     # line
     async with recorded(fake):
-        while len(read_off_the_loop(path)) < 2:  # noqa: ASYNC110 - a file tells nobody
+        while len(read_off_the_loop(path)) < 2:  # noqa: ASYNC110 - a file has no notification
             await asyncio.sleep(0.01)
         fake.now += 7.0
     rows = read_off_the_loop(path)

@@ -59,7 +59,7 @@ EACH = 25
 
 
 class EndlessRun(FakeRun):
-    """One that was told to stop goes on, so that there is something to ask."""
+    """A run that ignores a stop, so that it still answers."""
 
     def _act(self, action: str, state: str, source: str) -> str:
         state = super()._act(action, state, source)

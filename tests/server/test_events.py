@@ -1,6 +1,4 @@
-"""Events over HTTP: what is told together, what can be read again, who may read, and that no reader
-is waited for.
-"""
+"""Events over HTTP: aggregation, resumption and access; the server never waits for a reader."""
 
 from __future__ import annotations
 

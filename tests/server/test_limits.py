@@ -333,7 +333,7 @@ async def test_a_connection_accepted_just_before_the_end_is_closed_too(turns: in
                 caller.connect(listener.getsockname())
             for _ in range(turns):
                 await asyncio.sleep(0)
-    gc.collect()  # a socket that nobody has closed is told of now, which fails this test
+    gc.collect()  # an unclosed socket warns now, which fails this test
 
 
 @pytest.mark.parametrize("limit", [0, 1])
@@ -382,7 +382,7 @@ async def said(reader: asyncio.StreamReader) -> bytes:
     return received
 
 
-# Who may
+# Access
 # --------------------------------------------------------------------------------------------------
 
 

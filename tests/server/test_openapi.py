@@ -64,7 +64,7 @@ def config_of(algorithm: str) -> Config:
 
 
 def document_of(*algorithms: str) -> Document:
-    return document({name: config_of(name) for name in algorithms}, looks=PARTS, actions=ACTIONS)
+    return document({name: config_of(name) for name in algorithms}, parts=PARTS, actions=ACTIONS)
 
 
 def check(whole: Document, schema: Document, value: object) -> None:

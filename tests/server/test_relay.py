@@ -1,5 +1,5 @@
-"""Events of a run, read through a service by any number: one stream of the run, its own numbers,
-and nobody's place kept in vain.
+"""Events of a run through a service: one stream of the run for any number of readers, the run's own
+numbers, and released places.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def numbers(response: aiohttp.ClientResponse, count: int) -> list[int]:
 
 
 async def wait_for_events(world: World, count: int) -> None:
-    """The run tells so many events, and its server keeps them."""
+    """Publish ``count`` events of the run, and wait until its server has them."""
     run = world.process("a").run
     async with aiohttp.ClientSession() as session:
         contact = await asyncio.to_thread(lambda: world.process("a").control)
@@ -160,7 +160,7 @@ async def test_a_relay_of_a_run_that_does_not_answer_fails(monkeypatch: pytest.M
 
 
 class Telling:
-    """A run of which each connection, one after another, is told one of ``texts``, byte by byte."""
+    """A run that sends the next of ``texts`` on each connection, byte by byte."""
 
     def __init__(self, *texts: bytes) -> None:
         self.texts = list(texts)
@@ -178,7 +178,7 @@ class Telling:
         yield pieces()
 
     async def frames(self) -> tuple[int, list[bytes]]:
-        """What a relay keeps of it, and how many before that it does not."""
+        """The events in a relay of it, and the number of lost ones."""
         relay = Relay(
             client=self,
             contact=ControlFile(run="a", pid=1, start_time=0, address="", token="", read_token=""),

@@ -514,7 +514,7 @@ async def test_a_large_body_of_unknown_length_is_413(client: Client) -> None:
     await problem(await client.patch(f"{RUN}/balance", data=chunks(), headers=CONTROL | MERGE), 413)
 
 
-# Who may
+# Access
 # --------------------------------------------------------------------------------------------------
 
 

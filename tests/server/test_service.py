@@ -333,7 +333,7 @@ async def test_a_run_whose_end_cannot_be_stored_is_not_restarted(
     await until(up(world, "a"))
     world.process("a").end(RunOutcome("stopped", "somebody"))
     await until(lambda: disk.asked >= 3)
-    assert "a" in world.manager.active  # it keeps its place: nothing is started in the meantime
+    assert "a" in world.manager.active  # it still counts as active: no other run is started
     assert ["busy"] == (await world.get(f"{RUNS}/a"))["reasons"]
     disk.busy = False
     await until(lambda: not world.manager.active)
@@ -406,7 +406,7 @@ async def test_active_runs_resume_with_the_next_service_and_stay_paused(
         restarted.process("d").end(RunOutcome("stopped", "somebody"))
         assert (
             202 == (await restarted.act("b", "resume")).status
-        )  # whoever queues it again wants it to go on
+        )  # resuming it from the queue ends the pause
         await until(lambda: len(restarted.processes["b"]) == 3)
         await until(up(restarted, "b"))
         assert "running" == restarted.process("b").run.state

@@ -25,7 +25,7 @@ world = pytest.fixture(with_a_run)
 
 @asynccontextmanager
 async def played_by(world: World, talk: Talk) -> AsyncIterator[None]:
-    """Whoever asks the run comes to ``talk`` instead."""
+    """Requests to the run go to ``talk`` instead."""
     left = asyncio.Event()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,7 +68,7 @@ LONG = json.dumps({"message": "x" * 1000}).encode()
 
 
 async def garrulous(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Tells events without end."""
+    """Sends events without end."""
     asked = await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
     if b"follow=false" in asked:

@@ -96,7 +96,7 @@ def serve(
             token_file=token_file,
             tokens=tokens,
         )
-        code = run(settings, lambda server, made: _announce(server, made, settings.limit))
+        code = run(settings, lambda server, tokens: _announce(server, tokens, settings.limit))
     raise typer.Exit(code)
 
 

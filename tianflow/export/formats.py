@@ -164,12 +164,12 @@ def _require_alike(deployed: Deployed, run: Run) -> None:
         inputs = _example(deployed, batch)
         with _as_export_errors(f"run on a batch of {batch}"):
             found, expected = run(inputs), flat(deployed(**inputs))
-        for (name, wanted), value in zip(expected.items(), found, strict=True):
+        for (name, reference), value in zip(expected.items(), found, strict=True):
             # rounding may decide between two equal actions, so discrete actions are not compared
-            alike = wanted.shape == value.shape and wanted.dtype == value.dtype
-            if alike and wanted.is_floating_point():
+            alike = reference.shape == value.shape and reference.dtype == value.dtype
+            if alike and reference.is_floating_point():
                 alike = bool(
-                    (wanted - value).abs().max() <= 1e-4 + 1e-3 * wanted.abs().max()
+                    (reference - value).abs().max() <= 1e-4 + 1e-3 * reference.abs().max()
                 )  # large numbers may cancel to small ones
             if not alike:
                 raise ExportError(

@@ -43,11 +43,11 @@ class Subscriber:
     ) -> None:
         self.response, self._transport, self.number = response, transport, number
         self._wakeup: asyncio.Future[None] | None = None
-        self.gone = transport is None
+        self.disconnected = transport is None
 
     def leave(self) -> None:
         """Mark the reader as disconnected."""
-        self.gone = True
+        self.disconnected = True
         self.wake()
 
     @property

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tianflow.core.jsonable import json_ready
 from tianflow.rundir.history import LIMIT, NAME, read_rows, thinned
-from tianflow.server.common.pages import whole
+from tianflow.server.common.pages import whole_number
 from tianflow.server.common.problems import ProblemError
 
 FEWEST, USUAL = 2, 500
@@ -25,7 +25,7 @@ async def answer(directory: Path, request: web.Request) -> web.Response:
     Raises:
         ProblemError: 400, ``points`` is not a valid number; 503, the file cannot be read.
     """
-    points = whole(request, "points", USUAL, least=FEWEST, most=LIMIT)
+    points = whole_number(request, "points", USUAL, minimum=FEWEST, maximum=LIMIT)
     try:
         text = await asyncio.to_thread(_read, directory / NAME, points)
     except OSError as error:

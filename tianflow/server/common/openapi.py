@@ -10,8 +10,7 @@ from tianflow import __version__
 from tianflow.config.model import Config
 from tianflow.rundir.audit_log import MOST
 from tianflow.rundir.history import LIMIT
-from tianflow.server.common import history as past
-from tianflow.server.common import pages, schemas
+from tianflow.server.common import history, pages, schemas
 from tianflow.server.common.auth import OPEN, OPEN_ON_LOOPBACK
 from tianflow.server.common.live_settings import MERGE_PATCH, RESOURCES, TAGS
 from tianflow.server.common.schemas import Schema, reference
@@ -57,7 +56,7 @@ HEADERS: dict[int, dict[str, Schema]] = {
 def document(
     runs: Mapping[str, Config],
     *,
-    looks: Iterable[str],
+    parts: Iterable[str],
     actions: Iterable[str],
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def document(
     """
     paths = {
         **_server(),
-        **_looks(looks),
+        **_part_paths(parts),
         **_actions(actions),
         **_events(),
         **resources(tuple(runs.values())),
@@ -208,7 +207,7 @@ def _server() -> dict[str, Any]:
     }
 
 
-def _looks(looks: Iterable[str]) -> dict[str, Any]:
+def _part_paths(parts: Iterable[str]) -> dict[str, Any]:
     diagnosis = schemas.named()["Diagnosis"]
     rows = schemas.listing(reference("HistoryRow"))
     answers = {
@@ -230,7 +229,7 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
             schemas.struct(history=rows, time=schemas.NUMBER),
         ),
     }
-    paths = {f"{RUN}/{look}": answers[look] for look in looks}
+    paths = {f"{RUN}/{part}": answers[part] for part in parts}
     found = {
         path: reading(path, summary, answered(summary, schema))
         for path, (summary, schema) in paths.items()
@@ -268,7 +267,12 @@ def _page() -> list[dict[str, Any]]:
 
 
 def _points() -> dict[str, Any]:
-    schema = {"type": "integer", "minimum": past.FEWEST, "maximum": LIMIT, "default": past.USUAL}
+    schema = {
+        "type": "integer",
+        "minimum": history.FEWEST,
+        "maximum": LIMIT,
+        "default": history.USUAL,
+    }
     return {
         "name": "points",
         "in": "query",

@@ -16,22 +16,25 @@ Default = TypeVar("Default", int, None)
 
 def requested(request: web.Request) -> tuple[int | None, int]:
     """``before`` and ``limit`` of the query; None: the newest page. Raises ProblemError, 400."""
-    return whole(request, "before", None, least=0, most=FURTHEST), whole(
-        request, "limit", MOST, least=1, most=MOST
+    return whole_number(request, "before", None, minimum=0, maximum=FURTHEST), whole_number(
+        request, "limit", MOST, minimum=1, maximum=MOST
     )
 
 
-def whole(
-    request: web.Request, name: str, default: Default, *, least: int, most: int
+def whole_number(
+    request: web.Request, name: str, default: Default, *, minimum: int, maximum: int
 ) -> int | Default:
     """The whole number ``name`` of the query, or ``default``. Raises ProblemError, 400."""
     given = request.query.get(name)
     if given is None:
         return default
     if not (
-        given.isascii() and given.isdigit() and len(given) <= 19 and least <= int(given) <= most
+        given.isascii()
+        and given.isdigit()
+        and len(given) <= 19
+        and minimum <= int(given) <= maximum
     ):
         raise ProblemError(
-            HTTPStatus.BAD_REQUEST, f"{name} must be a whole number from {least} to {most}."
+            HTTPStatus.BAD_REQUEST, f"{name} must be a whole number from {minimum} to {maximum}."
         )
     return int(given)

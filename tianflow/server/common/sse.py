@@ -142,7 +142,7 @@ async def _copy(
         if text:
             await _write(reader.response, text)
             text = b""
-        elif reader.gone or buffer.closed or not follow:
+        elif reader.disconnected or buffer.closed or not follow:
             return
         else:
             await broadcaster.follow(reader)

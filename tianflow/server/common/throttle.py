@@ -37,13 +37,13 @@ class Throttle:
     def take(self, address: str) -> float:
         """Take one request. Returns 0 if it was taken, else the seconds until the next one."""
         now = self._clock()
-        held, then = self._buckets.pop(address, (self._size, now))
-        held = min(self._size, held + (now - then) * self._per_s)
-        taken = held >= 1.0
-        self._buckets[address] = (held - 1.0 if taken else held, now)
+        tokens, then = self._buckets.pop(address, (self._size, now))
+        tokens = min(self._size, tokens + (now - then) * self._per_s)
+        taken = tokens >= 1.0
+        self._buckets[address] = (tokens - 1.0 if taken else tokens, now)
         if len(self._buckets) > ADDRESSES:
             self._buckets.popitem(last=False)
-        return 0.0 if taken else (1.0 - held) / self._per_s
+        return 0.0 if taken else (1.0 - tokens) / self._per_s
 
 
 def throttled(throttle: Throttle) -> Any:

@@ -132,7 +132,7 @@ class RunHandlers:
         """The OpenAPI document of this server."""
         configs = {name: served.run.config for name, served in self._runs.items()}
         return json_response(
-            await asyncio.to_thread(openapi.document, configs, looks=PARTS, actions=ACTIONS)
+            await asyncio.to_thread(openapi.document, configs, parts=PARTS, actions=ACTIONS)
         )
 
     async def list_runs(self, _request: web.Request) -> web.Response:

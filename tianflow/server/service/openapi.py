@@ -30,14 +30,14 @@ A_KEY = "^[ -~]{1,255}$"
 
 
 @cache
-def document(*, looks: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, Any]:
+def document(*, parts: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, Any]:
     """The document. It is cached, so callers must not change it."""
     known = [
         Config(env=EnvSettings(id="-"), algorithm=model.model_validate({"name": name}))
         for name, model in BUILT_IN_ALGORITHMS.items()
     ]
     made = openapi.document(
-        {}, looks=looks, actions=actions, more=_paths() | openapi.resources(known, others=True)
+        {}, parts=parts, actions=actions, more=_paths() | openapi.resources(known, others=True)
     )
     made["info"]["summary"] = "Submission, state and control of training runs"
     for path, item in made["paths"].items():

@@ -183,13 +183,13 @@ class ServiceHandlers:
     async def openapi(self, _request: web.Request) -> web.Response:
         """The OpenAPI document of the service."""
         return json_response(
-            await asyncio.to_thread(openapi.document, looks=PARTS, actions=ACTIONS)
+            await asyncio.to_thread(openapi.document, parts=PARTS, actions=ACTIONS)
         )
 
     async def list_runs(self, request: web.Request) -> web.Response:
         """Short documents of runs, newest first, one page at a time."""
-        limit = pages.whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
-        before = pages.whole(request, "before", None, least=1, most=pages.FURTHEST)
+        limit = pages.whole_number(request, "limit", PAGE, minimum=1, maximum=LARGEST_PAGE)
+        before = pages.whole_number(request, "before", None, minimum=1, maximum=pages.FURTHEST)
         records = await self._manager.query(self._store.page, before=before, limit=limit + 1)
         shown = records[:limit]
         next_page = (

@@ -194,8 +194,8 @@ class RunManager:
         name = managed.record.id
         try:
             # the run may have been stopped meanwhile
-            begun = await self._persist(managed, self._store.begin, name, now=time.time())
-            outcome = await self._run_until_ended(managed) if begun else None
+            has_begun = await self._persist(managed, self._store.begin, name, now=time.time())
+            outcome = await self._run_until_ended(managed) if has_begun else None
         except StoreError:  # it never started, and waits for the next service
             outcome = None
         except Exception as error:  # the boundary between one run and the service
