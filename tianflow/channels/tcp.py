@@ -320,7 +320,7 @@ class Connection:
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            raise BrokenChannelError(f"{self.address} does not read what it is sent") from None
+            raise BrokenChannelError(f"{self.address} does not take what it is sent") from None
 
     def receive_nowait(self) -> Message:
         """The next message.
@@ -343,10 +343,10 @@ class Connection:
 
     def _observe(self) -> None:
         for event, value in _events(self._monitor):
-            if event in _HANDSHAKE_FAILED:
-                certain = event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            certain = event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            if event in _HANDSHAKE_FAILED and (certain or self._keys is not None):
                 raise RefusedConnectionError(self._unmatched(event, value), certain=certain)
-            if event == zmq.EVENT_DISCONNECTED:
+            if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
                 raise BrokenChannelError(f"the connection to {self.address} is lost")
             if event == zmq.EVENT_CLOSED:
                 raise BrokenChannelError(f"{self.address} does not accept connections")

@@ -66,8 +66,10 @@ from tianflow.logs import logger
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
 """Pauses between attempts to connect: each is twice the one before."""
-UNMATCHED = 3
-"""Failed handshakes in a row that mean different keys: a single one may be a server that ends."""
+UNMATCHED = 5
+"""Failed handshakes that mean different keys, with a server that was never joined. A single one may
+be a server that ends.
+"""
 POLL_S = 1.0
 """Seconds after which a call that waits looks around, even if nothing happens."""
 IDLE, SENT, ARRIVED = 0, 1, 2
@@ -193,7 +195,8 @@ class _Link:
             "autoreset": settings.mode.value,
         }
         self._sent += 1
-        self.connection.send(encode(HELLO, self._sent, hello))
+        with contextlib.suppress(BrokenChannelError):  # refused in this moment; `receive` says why
+            self.connection.send(encode(HELLO, self._sent, hello))
 
     def disconnect(self, reason: str, now: float, *, farewell: bool = False) -> None:
         """End the connection; the next attempt is made after a pause."""
@@ -230,12 +233,15 @@ class _Link:
             except WouldBlock:
                 return
             except RefusedConnectionError as error:
-                self._unmatched += not error.certain
-                if not error.again and (error.certain or self._unmatched == UNMATCHED):
+                if not (error.again or self._may_pass(error)):
                     raise
                 self.disconnect(str(error), now)
                 return
             yield message
+
+    def _may_pass(self, error: RefusedConnectionError) -> bool:
+        self._unmatched += not error.certain
+        return not error.certain and (self.offer is not None or self._unmatched < UNMATCHED)
 
     def _greeted(self, message: Message) -> None:
         if message.kind == REFUSAL:
