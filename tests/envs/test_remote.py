@@ -353,7 +353,7 @@ def test_a_server_without_a_reply_is_given_up_and_joined_again_when_it_is_back()
         relays[1].flow()
         assert [2.0, 2.0, 0.0, 0.0] == vector.step(ONES)[1].tolist()
         assert RemoteStatistics(1, 2, 1, 0) == vector.statistics()
-        assert 0 == servers[1].free
+        until("all are lent", lambda: servers[1].free == 0)
 
 
 def test_heartbeats_find_a_machine_that_is_gone() -> None:
@@ -441,12 +441,12 @@ def test_more_sub_environments_than_a_server_has_are_refused() -> None:
 def test_sub_environments_are_lent_once_and_returned() -> None:
     with serving(num_envs=3) as server:
         first = RemoteVectorEnv(2, [server.address])
-        with pytest.raises(BrokenChannelError, match=r"asks for 2 .* has 3, of which 1"):
+        with pytest.raises(RefusedConnectionError, match=r"asks for 2 .* has 3, of which 1"):
             RemoteVectorEnv(2, [server.address], connect_timeout_s=0.3)
         second = RemoteVectorEnv(1, [server.address])
         first.close()
         third = RemoteVectorEnv(2, [server.address])
-        assert 0 == server.free
+        until("all are lent", lambda: server.free == 0)
         del second, third
         gc.collect()
         until("all are returned", lambda: server.free == 3)
@@ -500,14 +500,14 @@ def test_keys_that_do_not_match_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mixed").write_text("\n".join(lines))
     with serving(keys=mine) as locked, serving() as unlocked:
         for address, name, text in (
-            (locked.address, None, "this end has no key, {} requires one"),
+            (locked.address, None, "this end has no key, {} (may )?requires? one"),
             (locked.address, "other", f"{other.fingerprint} .*other.*{{}} has no key, or another"),
             (locked.address, "mixed", "{} does not accept it for clients"),
             (unlocked.address, "mine", f"{mine.fingerprint} .*mine.*{{}} has n"),
         ):
             key_file = None if name is None else str(tmp_path / name)
             with pytest.raises(RefusedConnectionError, match=text.format(re.escape(address))):
-                RemoteVectorEnv(1, [address], key_file=key_file)
+                RemoteVectorEnv(1, [address], key_file=key_file, connect_timeout_s=0.5)
         vector = RemoteVectorEnv(1, [locked.address], key_file=str(tmp_path / "mine"))
         assert (1, EchoEnv().reset(seed=2)[0][0]) == (
             vector.num_envs,
@@ -659,7 +659,11 @@ def test_options_that_are_not_plain_data_are_refused() -> None:
 def test_a_config_names_it_as_its_environment(mode: AutoresetMode) -> None:
     with serving(num_envs=4) as first, serving(num_envs=4) as second:
         kwargs = {"addresses": [first.address, second.address], "autoreset_mode": mode.value}
-        overrides = ["env.id=tianflow.envs.remote:RemoteVectorEnv", "env.num_envs=4", "algorithm.minibatch_size=32"]
+        overrides = [
+            "env.id=tianflow.envs.remote:RemoteVectorEnv",
+            "env.num_envs=4",
+            "algorithm.minibatch_size=32",
+        ]
         config = load_config("cartpole_ppo", overrides)
         settings = config.env.model_copy(update={"kwargs": kwargs})
         spec = probe(config.model_copy(update={"env": settings}))

@@ -118,10 +118,11 @@ def read_keys(path: Path | str) -> Keys:
             raise _bad_keys(path, message, f"mode 0600: chmod 600 {path}")
         data = file.read(KEY_FILE_BYTES + 1)
     try:
-        table = tomllib.loads(data[:KEY_FILE_BYTES].decode("ascii"))
+        table = tomllib.loads(data.decode("ascii"))
         values = [table[name].encode("ascii") for name in KEY_FIELDS]
         pairs = (values[:2], values[2:])
-        valid = len(table) == len(KEY_FIELDS) and all(
+        complete = len(data) <= KEY_FILE_BYTES and len(table) == len(KEY_FIELDS)
+        valid = complete and all(
             len(public) == len(secret) == 40 and zmq.curve_public(secret) == public
             for public, secret in pairs
         )

@@ -64,12 +64,11 @@ class RefusedConnectionError(TianflowError):
     """The two ends of a connection do not match; the text names both.
 
     Attributes:
-        again: True if the reason may pass by itself.
-        certain: False if the connection may also have ended for another reason.
+        again: True if the reason may pass by itself, or the other end may just have died.
     """
 
-    def __init__(self, summary: str, *, again: bool = False, certain: bool = True) -> None:
-        self.again, self.certain = again, certain
+    def __init__(self, summary: str, *, again: bool = False) -> None:
+        self.again = again
         super().__init__(summary)
 
 
@@ -230,8 +229,8 @@ class Listener:
             return
         with duplicate, contextlib.suppress(OSError):
             if duplicate.getsockname()[1] == self._port:
-                duplicate.shutdown(socket.SHUT_RDWR)
                 self._closed += 1
+                duplicate.shutdown(socket.SHUT_RDWR)
 
     def wake(self) -> None:
         """Make `receive` return. May be called from another thread and from a signal handler."""
@@ -315,7 +314,8 @@ class Connection:
         """Send what `encode` made, as soon as the connection stands.
 
         Raises:
-            BrokenChannelError: the other end does not read.
+            BrokenChannelError: the other end does not read, or the connection is over. Then
+                `receive_nowait` raises the reason.
         """
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
@@ -343,17 +343,19 @@ class Connection:
 
     def _observe(self) -> None:
         for event, value in _events(self._monitor):
-            certain = event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            if event in _HANDSHAKE_FAILED and (certain or self._keys is not None):
-                raise RefusedConnectionError(self._unmatched(event, value), certain=certain)
-            if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+            if event in _HANDSHAKE_FAILED:
+                # without details, the other end may also have died in the handshake
+                again = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+                raise RefusedConnectionError(self._unmatched(event, value), again=again)
+            if event == zmq.EVENT_DISCONNECTED:
                 raise BrokenChannelError(f"the connection to {self.address} is lost")
             if event == zmq.EVENT_CLOSED:
                 raise BrokenChannelError(f"{self.address} does not accept connections")
 
     def _unmatched(self, event: int, value: int) -> str:
         if self._keys is None:
-            own, theirs = "this end has no key", "requires one"
+            own = "this end has no key"
+            theirs = "requires one" if value == MECHANISM_MISMATCH else "may require one"
         else:
             own = f"this end has the key {self._keys.fingerprint} ({self._keys.origin})"
             theirs = "has no key, or another one"

@@ -66,10 +66,6 @@ from tianflow.logs import logger
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
 """Pauses between attempts to connect: each is twice the one before."""
-UNMATCHED = 5
-"""Failed handshakes that mean different keys, with a server that was never joined. A single one may
-be a server that ends.
-"""
 POLL_S = 1.0
 """Seconds after which a call that waits looks around, even if nothing happens."""
 IDLE, SENT, ARRIVED = 0, 1, 2
@@ -157,6 +153,7 @@ class _Link:
         rows: the indices of its sub-environments in the whole vector.
         joined: True if the server has lent its sub-environments and is not lost since.
         lost: True if it was joined, and was not joined again since.
+        refused: True if the last attempt to join it was refused.
         requests: what it has not answered yet, by number.
         waiting: what to send as soon as it is joined.
         reason: why it was lost, or could not be joined yet.
@@ -165,7 +162,7 @@ class _Link:
 
     def __init__(self, address: str, number: int, rows: range, settings: _Settings) -> None:
         self.address, self.rows, self._number, self._settings = address, rows, number, settings
-        self.joined = self.lost = False
+        self.joined = self.lost = self.refused = False
         self.offer: _Offer | None = None
         self.requests: dict[int, _Request] = {}
         self.waiting: list[_Request] = []
@@ -176,7 +173,6 @@ class _Link:
         self._pause_s = FIRST_RETRY_S
         self._next_attempt = 0.0
         self._attempt_ends = 0.0
-        self._unmatched = 0
 
     def connect(self, now: float) -> None:
         """Begin to join the server, if it is time for an attempt."""
@@ -203,6 +199,7 @@ class _Link:
         if self.connection is not None:
             self.connection.close(farewell=farewell)
         self.connection, self.joined, self.reason = None, False, reason
+        self.refused = False
         self._next_attempt = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, LAST_RETRY_S)
 
@@ -222,7 +219,7 @@ class _Link:
 
         Raises:
             BrokenChannelError, MalformedMessageError: the connection is of no use any more.
-            RefusedConnectionError: the server does not match, and will not.
+            RefusedConnectionError: the server does not match, and the reason does not pass.
         """
         while self.connection is not None:
             try:
@@ -233,15 +230,12 @@ class _Link:
             except WouldBlock:
                 return
             except RefusedConnectionError as error:
-                if not (error.again or self._may_pass(error)):
+                if not error.again:
                     raise
                 self.disconnect(str(error), now)
+                self.refused = True
                 return
             yield message
-
-    def _may_pass(self, error: RefusedConnectionError) -> bool:
-        self._unmatched += not error.certain
-        return not error.certain and (self.offer is not None or self._unmatched < UNMATCHED)
 
     def _greeted(self, message: Message) -> None:
         if message.kind == REFUSAL:
@@ -262,7 +256,7 @@ class _Link:
         if self.offer is not None:
             require_same(self.address, offer, "before it had", self.offer)
         self.offer, self.joined = offer, True
-        self._pause_s, self._unmatched = FIRST_RETRY_S, 0
+        self._pause_s = FIRST_RETRY_S
 
     def send(self, request: _Request, now: float) -> None:
         """Send ``request``.
@@ -340,7 +334,8 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     Raises:
         ConfigError: an argument is not valid, or the key file cannot be used.
-        RefusedConnectionError: a server does not match: spaces, counts, protocol or key.
+        RefusedConnectionError: a server does not match: spaces, counts, protocol or key; or it has
+            lent its sub-environments to others.
         BrokenChannelError: a server cannot be reached.
     """
 
@@ -794,10 +789,9 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if not missing:
                 return
             if now >= ends:
-                raise BrokenChannelError(
-                    f"{missing[0].address} was not joined within {timeout_s:g} s: "
-                    f"{missing[0].reason}"
-                )
+                link = missing[0]
+                kind = RefusedConnectionError if link.refused else BrokenChannelError
+                raise kind(f"{link.address} was not joined within {timeout_s:g} s: {link.reason}")
             self._sleep(min(ends, *(link.due() for link in missing)))
 
     def _wait(self, done: Callable[[], bool]) -> None:

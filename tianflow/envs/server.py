@@ -9,6 +9,7 @@ first message and returns them when it leaves, or when its connection ends.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,7 +49,11 @@ MIN_FRAME = 2 * 1024**2
 DETAILS = 16 * 1024
 """Characters of a traceback that a client gets."""
 POLL_S = 1.0
-"""Seconds after which a server looks for clients that are gone."""
+"""Seconds between two looks for clients that are gone."""
+CHECK_S = 5.0
+"""How long after the end of a connection a server looks for the client that it belonged to: ZeroMQ
+reports the end first, and removes the connection then.
+"""
 MAX_NESTED = 16
 """Dicts inside one another in an info; deeper ones are not sent."""
 Info = dict[str, Any]
@@ -182,6 +187,7 @@ class EnvServer:
         self._leases: dict[bytes, Lease] = {}
         self._welcomed = self._refused = self._abandoned = self._steps = self._failures = 0
         self._dropped: Counter[str] = Counter()
+        self._check_until = 0.0
         self._stopping = False
 
     @property
@@ -207,10 +213,15 @@ class EnvServer:
             try:
                 self._answer(peer, message)
             except MalformedMessageError as error:
-                self._listener.close_peer(peer, f"in {message.kind[:16]!r}", str(error))
+                known = message.kind in (HELLO, RESET, STEP)
+                mistake = f"in {message.kind}" if known else "unknown kind"
+                self._listener.close_peer(peer, mistake, str(error))
                 self._release(peer.id)
-        elif self._listener.changed:
+            return
+        if self._listener.changed:
             self._listener.changed = False
+            self._check_until = time.monotonic() + CHECK_S
+        if time.monotonic() < self._check_until:
             self._release_unreachable()
 
     def stop(self) -> None:
