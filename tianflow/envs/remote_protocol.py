@@ -30,6 +30,8 @@ MAX_ROWS = MAX_LENGTH // 4
 """Most sub-environments of one server."""
 MAX_SPACES = 1000
 """Most spaces inside one space, itself included."""
+MAX_DEPTH = 16
+"""Most spaces around one space."""
 MAX_ENTRIES = MAX_FRAME // 4
 """Most entries of one leaf of a space."""
 SPACES = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them"
@@ -105,14 +107,21 @@ def build(description: object) -> Space:
         MalformedMessageError: ``description`` is not that of a space.
     """
     try:
-        return _build(description, iter(range(MAX_SPACES)))
-    except (AssertionError, TypeError, ValueError, KeyError, OverflowError) as error:
+        return _build(description, iter(range(MAX_SPACES)), 0)
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise MalformedMessageError(f"a space is not described validly: {error}") from error
 
 
-def _build(description: Any, room: Iterator[int]) -> Space:
-    if next(room, None) is None:
-        raise ValueError(f"more than {MAX_SPACES} spaces")
+def _build(description: Any, room: Iterator[int], depth: int) -> Space:
+    if next(room, None) is None or depth > MAX_DEPTH:
+        raise ValueError(f"more than {MAX_SPACES} spaces, or more than {MAX_DEPTH} deep")
     kind, *values = description
     if kind == "box":
         low, high, shape, dtype = values
@@ -131,10 +140,10 @@ def _build(description: Any, room: Iterator[int]) -> Space:
     (inner,) = values
     if kind == "dict":
         # a plain dict would be sorted, and leaves come in the order of the space
-        parts: Any = OrderedDict((_key(key), _build(item, room)) for key, item in inner)
+        parts: Any = OrderedDict((_key(key), _build(item, room, depth + 1)) for key, item in inner)
         return spaces.Dict(parts)
     if kind == "tuple":
-        return spaces.Tuple([_build(item, room) for item in inner])
+        return spaces.Tuple([_build(item, room, depth + 1) for item in inner])
     raise ValueError(f"{kind!r} is not a kind of space")
 
 
