@@ -237,7 +237,7 @@ def test_an_address_in_use_is_refused() -> None:
         Listener(listener.address)
 
 
-def test_nobody_there_is_not_a_refusal() -> None:
+def test_an_address_without_a_listener_is_not_a_refusal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     context = new_context()

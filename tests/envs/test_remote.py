@@ -618,15 +618,15 @@ def test_an_observation_of_another_shape_is_an_error() -> None:
 class TalkativeEnv(EchoEnv):
     def step(self, action: Any) -> Any:
         *result, _ = super().step(action)
-        return (*result, {"kept": 1, "object": object(), "in": {"set": {1}, "kept": 2}})
+        return (*result, {"number": 1, "object": object(), "in": {"set": {1}, "number": 2}})
 
 
-def test_entries_of_infos_that_cannot_be_sent_are_left_out_and_counted() -> None:
+def test_entries_of_infos_that_cannot_be_sent_are_dropped_and_counted() -> None:
     with world(servers=1, environment=TalkativeEnv) as (vector, _, servers):
         vector.reset(seed=1)
         info = vector.step(ONES[:2])[4]
-        assert {"kept", "_kept", "in", "_in"} == set(info)
-        assert [2, 2] == info["in"]["kept"].tolist()
+        assert {"number", "_number", "in", "_in"} == set(info)
+        assert [2, 2] == info["in"]["number"].tolist()
         assert 4 == servers[0].statistics().infos_dropped
 
 
@@ -636,7 +636,7 @@ class VerboseEnv(EchoEnv):
         return (*result, {"text": "x" * 700_000})
 
 
-def test_infos_that_are_too_large_together_are_left_out_and_counted() -> None:
+def test_infos_that_are_too_large_together_are_dropped_and_counted() -> None:
     with world(servers=1, environment=VerboseEnv) as (vector, _, servers):
         vector.reset(seed=1)
         assert {} == vector.step(ONES[:2])[4]

@@ -115,7 +115,7 @@ LOW, HIGH = np.float32(0.0), np.float32(1.0)
         deep(200),
     ],
 )
-def test_what_describes_no_space_is_refused(description: Any) -> None:
+def test_an_invalid_description_is_refused(description: Any) -> None:
     with pytest.raises(MalformedMessageError):
         build(description)
 

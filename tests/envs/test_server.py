@@ -1,4 +1,4 @@
-"""A server of environments keeps to its protocol, whatever its clients do."""
+"""The server of environments and its protocol: valid, invalid and late requests."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_request_that_is_not_allowed_ends_the_connection_and_the_lease(
         {**HELLO_BODY, "autoreset": "Never"},
     ],
 )
-def test_a_greeting_that_is_none_ends_the_connection(body: object) -> None:
+def test_an_invalid_greeting_ends_the_connection(body: object) -> None:
     with serving() as server, client(server) as bad:
         assert bad.ask(HELLO, body) is None
         assert 4 == server.free

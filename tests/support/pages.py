@@ -172,7 +172,7 @@ class Reader:
             raise PageError(f"not seen: {missing}\n{seen}")
 
     def _start(self, command: Command) -> subprocess.Popen[bytes]:
-        """Start a run in the background and wait until it trains."""
+        """Start a run or a server in the background and wait until it trains or listens."""
         from tests.e2e.harness import until
         from tianflow.cli import client
 
@@ -193,17 +193,6 @@ class Reader:
             return b"listening at tcp://" in output.read_bytes()[begin:]
 
         def trains() -> bool:
-            return listens() if command.serves else any_trains()
-
-        def goes_on() -> bool:
-            if process.poll() is not None:
-                raise PageError(
-                    f"{command.line} ended with "
-                    f"{process.returncode}:\n{(self.folder / 'run.log').read_text()[-3000:]}"
-                )
-            return trains()
-
-        def any_trains() -> bool:
             new = [
                 contact
                 for name, contact in client.running(self.folder / "runs").items()
@@ -216,14 +205,21 @@ class Reader:
                 )
             return False
 
-        until(f"{command.line} trains, or listens", goes_on, within_s=COMMAND_S)
+        def ready() -> bool:
+            if process.poll() is not None:
+                raise PageError(
+                    f"{command.line} ended with {process.returncode}:\n{output.read_text()[-3000:]}"
+                )
+            return listens() if command.serves else trains()
+
+        until(f"{command.line} is ready", ready, within_s=COMMAND_S)
         if command.serves:
             self._servers.append(process)
         return process
 
     @contextmanager
     def _running(self) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """Background processes of the page, which must have stopped them by its end."""
+        """Background processes of the page, which must have stopped all runs by its end."""
         running: list[subprocess.Popen[bytes]] = []
         try:
             yield running

@@ -127,9 +127,9 @@ class VectorConformance:
     def test_returned_arrays_are_the_callers(self, make_vector: MakeVector) -> None:
         vector = make_vector(EchoEnv, 3)
         first, _ = vector.reset(seed=1)
-        kept = first.copy()
+        original = first.copy()
         second, reward, *_ = vector.step(ACTION)
-        assert np.array_equal(kept, first)
+        assert np.array_equal(original, first)
         before, reward_before = second.copy(), reward.copy()
         first[:], second[:] = -1.0, -1.0
         vector.step(ACTION)
@@ -203,7 +203,7 @@ class VectorConformance:
             (np.array([False, False]), ValueError),
         ],
     )
-    def test_a_mask_that_is_none_is_refused(
+    def test_an_invalid_mask_is_refused(
         self, make_vector: MakeVector, mask: Any, error: type[Exception]
     ) -> None:
         vector = make_vector(EchoEnv, 2)

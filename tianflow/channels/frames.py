@@ -25,7 +25,7 @@ MAX_HEADER = 1024**2
 """Most bytes of a header. A byte of it can stand for an object of 64."""
 MAX_LENGTH = 4096
 """Most entries of one list or map in a header. A header reserves memory for entries that it only
-announces, once for each level of nesting: this keeps that below 32 MiB.
+announces, once for each level of nesting. This limits that to 32 MiB.
 """
 MAX_DEPTH = 16
 """Most tuples inside one another in a header."""

@@ -94,7 +94,7 @@ class Keys:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that tell keys apart and reveal nothing."""
+        """16 hexadecimal digits that distinguish keys and do not reveal them."""
         return hashlib.sha256(self.server_public + self.client_public).hexdigest()[:16]
 
     def __repr__(self) -> str:

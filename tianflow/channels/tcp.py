@@ -51,7 +51,7 @@ HEARTBEAT_S = 2.0
 """Seconds between two heartbeats. A connection without one for `HEARTBEATS` of them is lost."""
 HEARTBEATS = 5
 BYE, NOOP = "bye", "noop"
-"""Kinds of message of the transport itself: a farewell, and a message to see who is still there."""
+"""Kinds of message of the transport itself: a farewell, and a test of a connection."""
 ZAP = "inproc://zeromq.zap.01"
 DOMAIN = "tianflow"
 ADMITTED, REFUSED = b"200", b"400"
@@ -329,7 +329,7 @@ class Connection:
             WouldBlock: there is none yet.
             BrokenChannelError: the connection is lost, or could not be made.
             RefusedConnectionError: the two ends do not have the same keys.
-            MalformedMessageError: the other end does not keep to the protocol.
+            MalformedMessageError: the other end violates the protocol.
         """
         while True:
             try:
@@ -346,7 +346,12 @@ class Connection:
             if event in _HANDSHAKE_FAILED:
                 # without details, the other end may also have died in the handshake
                 again = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-                raise RefusedConnectionError(self._unmatched(event, value), again=again)
+                text = self._unmatched(event, value)
+                if again:
+                    text = (
+                        f"the connection to {self.address} ended in its handshake; perhaps {text}"
+                    )
+                raise RefusedConnectionError(text, again=again)
             if event == zmq.EVENT_DISCONNECTED:
                 raise BrokenChannelError(f"the connection to {self.address} is lost")
             if event == zmq.EVENT_CLOSED:

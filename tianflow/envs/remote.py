@@ -125,7 +125,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What a server told about its environments."""
+    """The environments of a server, as its welcome describes them."""
 
     name: str
     observation_space: Space
@@ -649,10 +649,10 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._failure = self._loss(link)
             return
         lost = [row for row, is_stale in zip(inner, stale, strict=True) if is_stale]
-        kept = [row for row, is_stale in zip(inner, stale, strict=True) if not is_stale]
-        if kept:
+        valid = [row for row, is_stale in zip(inner, stale, strict=True) if not is_stale]
+        if valid:
             self._submit(
-                link, _Request("step", kept, [], actions=[array[~stale] for array in actions])
+                link, _Request("step", valid, [], actions=[array[~stale] for array in actions])
             )
         self._lose_rows(link, lost)
 

@@ -367,11 +367,11 @@ class EnvServer:
             return encode(RESULT, number, body)
         except (TypeError, ValueError):
             before = self._dropped.total()
-            kept = [sendable(info, self._dropped) for info in body["infos"]]
+            infos = [sendable(info, self._dropped) for info in body["infos"]]
             if not before:
                 log.warning("entries of infos cannot be sent", entries=sorted(self._dropped))
         try:
-            return encode(RESULT, number, body | {"infos": kept})
+            return encode(RESULT, number, body | {"infos": infos})
         except ValueError:  # each can be sent, but not all of them at once
             self._dropped["(all)"] += 1
             return encode(RESULT, number, body | {"infos": None})
@@ -465,15 +465,15 @@ class _RowFailedError(Exception):
 
 def sendable(info: Mapping[Any, Any], dropped: Counter[str], path: str = "") -> Info:
     """The entries of ``info`` that can be sent. Names of the others are counted in ``dropped``."""
-    kept: Info = {}
+    found: Info = {}
     for key, value in info.items():
         name = f"{path}{key}"
         try:
             if isinstance(value, dict) and path.count("/") < MAX_NESTED:
-                kept[key] = sendable(value, dropped, f"{name}/")
+                found[key] = sendable(value, dropped, f"{name}/")
             else:
                 encode("", 0, {key: value})
-                kept[key] = value
+                found[key] = value
         except (TypeError, ValueError):
             dropped[name] += 1
-    return kept
+    return found
