@@ -28,11 +28,11 @@ from tianflow.channels.frames import Message, encode
 from tianflow.channels.keys import Keys, read_or_make_keys
 from tianflow.channels.tcp import (
     BYE,
-    Connection,
-    Listener,
     ListenerStatistics,
     Peer,
     RefusedConnectionError,
+    TcpConnection,
+    TcpListener,
     new_context,
     wait,
 )
@@ -41,27 +41,27 @@ from tianflow.envs.remote_protocol import REFUSAL, WELCOME
 from tianflow.errors import BrokenChannelError, ConfigError, WouldBlock
 
 PATIENCE_S = 20.0
-Open = Callable[..., Connection]
+Open = Callable[..., TcpConnection]
 
 
 @contextmanager
-def ends(keys: Keys | None = None, **arguments: Any) -> Iterator[tuple[Listener, Open]]:
+def ends(keys: Keys | None = None, **arguments: Any) -> Iterator[tuple[TcpListener, Open]]:
     """A listener, and a function that connects to it."""
     with ExitStack() as stack:
-        listener = Listener("tcp://127.0.0.1:*", keys=keys, **arguments)
+        listener = TcpListener("tcp://127.0.0.1:*", keys=keys, **arguments)
         stack.callback(listener.close)
         context = new_context()
         stack.callback(context.term)
 
-        def connect(**more: Any) -> Connection:
-            made = Connection(context, listener.address, **{"keys": keys, **more})
+        def connect(**more: Any) -> TcpConnection:
+            made = TcpConnection(context, listener.address, **{"keys": keys, **more})
             stack.callback(made.close)
             return made
 
         yield listener, connect
 
 
-def heard(listener: Listener) -> tuple[Peer, Message]:
+def heard(listener: TcpListener) -> tuple[Peer, Message]:
     """The next message that is not a farewell."""
 
     def look() -> tuple[Peer, Message] | None:
@@ -71,7 +71,7 @@ def heard(listener: Listener) -> tuple[Peer, Message]:
     return until("a message arrives", look)
 
 
-def received(connection: Connection, listener: Listener) -> Message:
+def received(connection: TcpConnection, listener: TcpListener) -> Message:
     def look() -> Message | None:
         listener.receive(0.0)  # it answers handshakes
         try:
@@ -83,7 +83,7 @@ def received(connection: Connection, listener: Listener) -> Message:
     return until("a message arrives", look)
 
 
-def ended(connection: Connection, listener: Listener) -> bool:
+def ended(connection: TcpConnection, listener: TcpListener) -> bool:
     try:
         received(connection, listener)
     except BrokenChannelError:
@@ -91,7 +91,7 @@ def ended(connection: Connection, listener: Listener) -> bool:
     return False
 
 
-def counted(listener: Listener, condition: Callable[[ListenerStatistics], bool]) -> None:
+def counted(listener: TcpListener, condition: Callable[[ListenerStatistics], bool]) -> None:
     def look() -> bool:
         listener.receive(0.01)
         return condition(listener.statistics())
@@ -162,7 +162,7 @@ def test_a_malformed_message_of_a_connection_that_is_gone_closes_nothing() -> No
         assert listener.reachable(heard_again(after, listener))
 
 
-def heard_again(connection: Connection, listener: Listener) -> Peer:
+def heard_again(connection: TcpConnection, listener: TcpListener) -> Peer:
     connection.send(encode("ask", 3, None))
     return heard(listener)[0]
 
@@ -234,14 +234,14 @@ def test_a_key_that_the_listener_does_not_have_is_refused() -> None:
 
 def test_an_address_in_use_is_refused() -> None:
     with ends() as (listener, _), pytest.raises(ConfigError, match="Address already in use"):
-        Listener(listener.address)
+        TcpListener(listener.address)
 
 
 def test_an_address_without_a_listener_is_not_a_refusal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     context = new_context()
-    connection = Connection(context, f"tcp://127.0.0.1:{port}")
+    connection = TcpConnection(context, f"tcp://127.0.0.1:{port}")
 
     def look() -> bool:
         try:

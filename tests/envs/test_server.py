@@ -17,7 +17,7 @@ from tests.e2e.harness import until
 from tests.support.fuzz_frames import HELLO_BODY
 from tests.support.remote_worlds import EchoEnv, serving
 from tianflow.channels.frames import Message, encode
-from tianflow.channels.tcp import Connection, new_context, wait
+from tianflow.channels.tcp import TcpConnection, new_context, wait
 from tianflow.config.model import EnvSettings
 from tianflow.envs.make import make_single
 from tianflow.envs.remote import RemoteVectorEnv
@@ -29,7 +29,7 @@ from tianflow.errors import BrokenChannelError, ConfigError, WouldBlock
 class Client:
     """A client that says what it is asked to say."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TcpConnection) -> None:
         self.connection, self.number = connection, 0
 
     def ask(self, kind: str, body: object) -> Message | None:
@@ -54,7 +54,7 @@ class Client:
 @contextmanager
 def client(server: EnvServer, count: int | None = None) -> Iterator[Client]:
     context = new_context()
-    connection = Connection(context, server.address)
+    connection = TcpConnection(context, server.address)
     made = Client(connection)
     try:
         if count is not None:

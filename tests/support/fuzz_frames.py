@@ -23,7 +23,7 @@ import msgpack
 import numpy as np
 
 from tianflow.channels.frames import encode
-from tianflow.channels.tcp import Connection, new_context, wait
+from tianflow.channels.tcp import TcpConnection, new_context, wait
 from tianflow.envs.remote_protocol import HELLO, PROTOCOL, REFUSAL, RESET, STEP, WELCOME
 from tianflow.errors import BrokenChannelError, WouldBlock
 
@@ -114,7 +114,7 @@ def send_each(address: str, messages: Iterator[list[bytes]], count: int) -> Coun
     """
     context, outcomes = new_context(), Counter[str]()
     for _ in range(count):
-        connection = Connection(context, address)
+        connection = TcpConnection(context, address)
         connection.send(next(messages))
         outcome = _outcome(connection)
         outcomes[outcome] += 1
@@ -123,7 +123,7 @@ def send_each(address: str, messages: Iterator[list[bytes]], count: int) -> Coun
     return outcomes
 
 
-def _outcome(connection: Connection) -> str:
+def _outcome(connection: TcpConnection) -> str:
     ends = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends:
         try:

@@ -1,9 +1,9 @@
 """Messages over TCP between processes and machines, on ZeroMQ sockets.
 
-`Listener` accepts connections, `Connection` is the other end. A frame above the limit closes its
-connection before memory is reserved for it. A message that cannot be decoded closes its connection,
-too, and is counted. With `Keys`, CURVE encrypts connections and authenticates both ends. Heartbeats
-detect an end that is gone without a word.
+`TcpListener` accepts connections, `TcpConnection` is the other end. A frame above the limit closes
+its connection before memory is reserved for it. A message that cannot be decoded closes its
+connection, too, and is counted. With `Keys`, CURVE encrypts connections and authenticates both
+ends. Heartbeats detect an end that is gone without a word.
 
 ZeroMQ limits the size of a frame and the number of waiting messages, but not the number of frames
 in one message. Only a peer with the key, or a process of the same machine, can exploit that.
@@ -74,7 +74,7 @@ class RefusedConnectionError(TianflowError):
 
 @dataclass(frozen=True, slots=True)
 class ListenerStatistics:
-    """Counters of a `Listener`, since it began."""
+    """Counters of a `TcpListener`, since it began."""
 
     accepted: int
     """TCP connections."""
@@ -103,14 +103,14 @@ class ListenerStatistics:
 
 
 class Peer(NamedTuple):
-    """One connection, as a `Listener` names it."""
+    """One connection, as a `TcpListener` names it."""
 
     id: bytes
     descriptor: int
     """The descriptor of its socket when its message arrived."""
 
 
-class Listener:
+class TcpListener:
     """The end that accepts connections. All methods but `wake` belong to one thread.
 
     Args:
@@ -279,7 +279,7 @@ class Listener:
                 self.changed = True
 
 
-class Connection:
+class TcpConnection:
     """The end that connects. A lost connection stays lost: to try again takes another one.
 
     Args:
@@ -389,7 +389,7 @@ _HANDSHAKE_FAILED = (
 )
 
 
-def wait(connections: Sequence[Connection], timeout_s: float) -> None:
+def wait(connections: Sequence[TcpConnection], timeout_s: float) -> None:
     """Wait until one of ``connections`` may have something to receive, at most ``timeout_s``."""
     watched: list[tuple[Any, int]] = [
         item for connection in connections for item in connection.watched

@@ -31,9 +31,9 @@ from tianflow.channels.frames import MalformedMessageError, Message, encode
 from tianflow.channels.keys import Keys, read_keys, require_address, require_keys
 from tianflow.channels.tcp import (
     HEARTBEAT_S,
-    Connection,
     Context,
     RefusedConnectionError,
+    TcpConnection,
     new_context,
     wait,
 )
@@ -168,7 +168,7 @@ class _Link:
         self.waiting: list[_Request] = []
         self.reason = "it was not joined yet"
         self.busy_since = 0.0
-        self.connection: Connection | None = None
+        self.connection: TcpConnection | None = None
         self._sent = 0
         self._pause_s = FIRST_RETRY_S
         self._next_attempt = 0.0
@@ -179,7 +179,7 @@ class _Link:
         if self.connection is not None or now < self._next_attempt:
             return
         settings = self._settings
-        self.connection = Connection(
+        self.connection = TcpConnection(
             settings.context, self.address, keys=settings.keys, heartbeat_s=settings.heartbeat_s
         )
         self._attempt_ends = now + settings.connect_timeout_s

@@ -175,7 +175,7 @@ def _key(value: Any) -> Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class SpaceLeaf:
     """One array of a space: how to reach it, and the shape and dtype of one value."""
 
     path: tuple[Key, ...]
@@ -265,7 +265,7 @@ def require_array(array: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -
     return array
 
 
-def _leaves(space: Space, path: tuple[Key, ...]) -> Iterator[Leaf]:
+def _leaves(space: Space, path: tuple[Key, ...]) -> Iterator[SpaceLeaf]:
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
             yield from _leaves(inner, (*path, key))
@@ -275,7 +275,7 @@ def _leaves(space: Space, path: tuple[Key, ...]) -> Iterator[Leaf]:
     elif isinstance(
         space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     ):
-        yield Leaf(path, tuple(space.shape or ()), np.dtype(space.dtype))
+        yield SpaceLeaf(path, tuple(space.shape or ()), np.dtype(space.dtype))
     else:
         describe(space)
 

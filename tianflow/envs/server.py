@@ -23,7 +23,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from tianflow.channels.frames import MAX_FRAME, Frame, MalformedMessageError, Message, encode
 from tianflow.channels.keys import Keys
-from tianflow.channels.tcp import BYE, HEARTBEAT_S, Listener, ListenerStatistics, Peer
+from tianflow.channels.tcp import BYE, HEARTBEAT_S, ListenerStatistics, Peer, TcpListener
 from tianflow.envs.remote_protocol import (
     FAILURE,
     HELLO,
@@ -179,7 +179,7 @@ class EnvServer:
             self._spaces = describe(observation_space), describe(action_space)
             self._metadata = sendable(first.metadata, Counter())
             self._max_frame = max(MIN_FRAME, 2 * num_envs * self._actions.nbytes)
-            self._listener = Listener(
+            self._listener = TcpListener(
                 address, keys=keys, max_frame=self._max_frame, heartbeat_s=heartbeat_s
             )
             undo.pop_all()
