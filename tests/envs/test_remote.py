@@ -22,12 +22,22 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from tests.e2e.harness import until
 from tests.support.remote_worlds import EchoEnv, Relay, rows_out_of_place, serving
 from tests.support.vector_conformance import MakeVector, VectorConformance
+from tianflow.channels.frames import Message, encode
 from tianflow.channels.keys import read_or_make_keys
-from tianflow.channels.tcp import RefusedConnectionError
+from tianflow.channels.tcp import BYE, RefusedConnectionError, TcpListener
 from tianflow.config.loading import load_config
 from tianflow.envs import probe
 from tianflow.envs.make import make
 from tianflow.envs.remote import RemoteStatistics, RemoteVectorEnv
+from tianflow.envs.remote_protocol import (
+    FAILURE,
+    HELLO,
+    REFUSAL,
+    RESULT,
+    STEP,
+    WELCOME,
+    describe,
+)
 from tianflow.envs.server import EnvServer
 from tianflow.errors import BrokenChannelError, ConfigError, EnvironmentFailedError
 
@@ -564,6 +574,137 @@ def test_a_server_that_starts_later_is_waited_for() -> None:
 def test_seeds_that_no_environment_takes_are_refused(seed: Any) -> None:
     with world() as (vector, *_), pytest.raises(ValueError, match="seed"):
         vector.reset(seed=seed)
+
+
+# Servers that violate the protocol
+# --------------------------------------------------------------------------------------------------
+
+
+def welcome_body() -> dict[str, Any]:
+    environment = EchoEnv()
+    return {
+        "env": "echo",
+        "observation_space": describe(environment.observation_space),
+        "action_space": describe(environment.action_space),
+        "metadata": {},
+        "max_frame": 2**20,
+    }
+
+
+def result_body(kind: str) -> dict[str, Any]:
+    """A valid result of two rows."""
+    body = {"rows": [0, 1], "observation": [np.zeros((2, 4))], "infos": None}
+    if kind == STEP:
+        over = np.zeros((2, 2), np.bool_)
+        body |= {"reward": np.zeros(2), "over": over, "ended": [], "final": None}
+    return body
+
+
+@contextmanager
+def replying(reply: Callable[[Message], list[Any]]) -> Iterator[str]:
+    """The address of a server that answers each message with ``reply``: frames to send."""
+    listener, over = TcpListener("tcp://127.0.0.1:*"), threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            found = listener.receive(0.05)
+            if found is not None and found[1].kind != BYE:
+                listener.send(found[0], reply(found[1]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listener.address
+    finally:
+        over.set()
+        thread.join(20.0)
+        listener.close()
+
+
+WELCOMES: list[tuple[str, Any]] = [
+    (RESULT, {}),
+    (WELCOME, None),
+    (WELCOME, {**welcome_body(), "env": 3}),
+    (WELCOME, {**welcome_body(), "observation_space": ["cube"]}),
+    (WELCOME, {**welcome_body(), "max_frame": "x"}),
+    (REFUSAL, {"reason": 3, "again": False}),
+    (REFUSAL, {"reason": "it is so"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), WELCOMES)
+def test_a_server_with_a_malformed_welcome_is_not_joined(kind: str, body: Any) -> None:
+    with (
+        replying(lambda message: encode(kind, message.number, body)) as address,
+        pytest.raises(BrokenChannelError, match="not joined within 0.2 s.*malformed"),
+    ):
+        RemoteVectorEnv(2, [address], connect_timeout_s=0.2)
+
+
+def test_valid_replies_of_any_server_are_accepted() -> None:
+    """The replies that the malformed ones below are made of."""
+
+    def reply(message: Message) -> list[Any]:
+        if message.kind == HELLO:
+            return encode(WELCOME, message.number, welcome_body())
+        return encode(RESULT, message.number, result_body(message.kind))
+
+    with replying(reply) as address:
+        vector = RemoteVectorEnv(2, [address])
+        vector.reset()
+        assert [0.0, 0.0] == vector.step(ONES[:2])[1].tolist()
+        vector.close()
+
+
+RESULTS: list[dict[str, Any]] = [
+    {"rows": [0]},
+    {"rows": [1, 0]},
+    {"rows": [0, 2]},
+    {"observation": None},
+    {"observation": []},
+    {"observation": [np.zeros((2, 3))]},
+    {"observation": [np.zeros((1, 4))]},
+    {"observation": [np.zeros((2, 4), np.float32)]},
+    {"infos": [{}]},
+    {"infos": [{}, None]},
+    {"infos": {}},
+    {"reward": np.zeros(1)},
+    {"reward": np.zeros(2, np.float32)},
+    {"reward": [0.0, 0.0]},
+    {"over": np.zeros((2, 2), np.uint8)},
+    {"over": np.zeros(2, np.bool_)},
+    {"ended": [2], "final": [np.zeros((1, 4))]},
+    {"ended": [0], "final": None},
+    {"ended": [0], "final": [np.zeros((2, 4))]},
+    {"kind": "nonsense"},
+    {"kind": WELCOME},
+    {"kind": FAILURE},
+    {"number": 99},
+    {"number": 0},
+    {"frames": [b"nonsense"]},
+]
+
+
+@pytest.mark.parametrize("change", RESULTS, ids=str)
+def test_a_malformed_result_is_the_loss_of_its_server(change: dict[str, Any]) -> None:
+    def reply(message: Message) -> list[Any]:
+        if message.kind == HELLO:
+            return encode(WELCOME, message.number, welcome_body())
+        body, kind, number = result_body(message.kind), RESULT, message.number
+        if message.kind == STEP:
+            body |= change
+            kind, number = body.pop("kind", kind), body.pop("number", number)
+            if "frames" in body:
+                return list(body["frames"])
+        return encode(kind, number, body)
+
+    with replying(reply) as address:
+        vector = RemoteVectorEnv(2, [address], on_lost="error")
+        vector.reset()
+        with pytest.raises(BrokenChannelError, match="malformed"):
+            vector.step(ONES[:2])
+        assert RemoteStatistics(1, 0, 0, 1) == vector.statistics()
+        vector.close()
 
 
 # What environments do

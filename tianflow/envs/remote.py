@@ -281,17 +281,17 @@ class _Link:
         self.requests[self._sent] = request
         self.connection.send(frames)
 
-    def take(self, message: Message, now: float) -> _Request | None:
-        """The request that ``message`` answers; None if it was abandoned.
+    def answered(self, message: Message, now: float) -> _Request | None:
+        """The request that ``message`` answers; None if it was abandoned. It stays in ``requests``
+        until its answer proves valid.
 
         Raises:
             MalformedMessageError: there never was one.
         """
         self.busy_since = now
-        request = self.requests.pop(message.number, None)
         if message.kind not in (RESULT, FAILURE) or not 0 < message.number <= self._sent:
             raise MalformedMessageError(f"{message.kind[:64]!r} answers no request")
-        return request
+        return self.requests.get(message.number)
 
 
 def require_same(address: str, offer: _Offer, other: str, first: _Offer) -> None:
@@ -683,7 +683,7 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _handle(self, link: _Link, message: Message, now: float) -> None:
         """Write a result into its rows."""
-        request = link.take(message, now)
+        request = link.answered(message, now)
         if request is None:
             return
         if message.kind == FAILURE:
@@ -708,6 +708,7 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._take_reset(request, where, given)
         for mine, array in zip(self._row_observation, arrays, strict=True):
             mine[where] = array
+        del link.requests[message.number]
         self._arrive(where, count)
 
     def _take_step(
