@@ -41,6 +41,8 @@ from tianflow.envs.remote_protocol import REFUSAL, WELCOME
 from tianflow.errors import BrokenChannelError, ConfigError, WouldBlock
 
 PATIENCE_S = 20.0
+OLD = b"\x01\x00" + b"\x04\x00abc" * 50
+"""Messages of ZMTP 1, which knows no handshake."""
 Open = Callable[..., TcpConnection]
 
 
@@ -191,7 +193,7 @@ def test_a_length_of_4_gib_reserves_nothing(more: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n\r\n" * 10, b"\x80\x04\x95" + b"pickle" * 50, b"\xff" * 200]
+    "data", [b"GET / HTTP/1.1\r\n\r\n" * 10, b"\x80\x04\x95" + b"pickle" * 50, b"\xff" * 200, OLD]
 )
 def test_another_protocol_is_a_stranger(data: bytes) -> None:
     with ends() as (listener, _):
@@ -201,6 +203,7 @@ def test_another_protocol_is_a_stranger(data: bytes) -> None:
         talk.join(PATIENCE_S)
         found = listener.statistics()
         assert (1, 0, 1, 0) == (found.accepted, found.admitted, found.strangers, found.cut)
+        assert {} == found.malformed
 
 
 def test_without_the_key_no_message_arrives(tmp_path: Path) -> None:

@@ -187,15 +187,11 @@ def test_actions_that_do_not_fit_are_refused_and_nothing_is_sent(
         assert [1.0] * 4 == vector.step(ONES)[1].tolist()
 
 
-def test_actions_may_change_after_they_were_sent() -> None:
-    with serving(WideEnv, 1) as server:
-        vector = RemoteVectorEnv(1, [server.address])
-        vector.reset(seed=1)
-        actions = np.ones((1, WideEnv.SIZE), np.float32)
-        vector.send(actions)
-        actions[:] = 2.0
-        assert [WideEnv.SIZE] == vector.receive().reward.tolist()
-        vector.close()
+def test_actions_are_copied_before_they_are_sent() -> None:
+    with world() as (vector, *_):
+        actions = np.ones(4, np.int64)
+        (split,) = vector._split(actions, 4)
+        assert not np.shares_memory(actions, split)
 
 
 class WideEnv(gymnasium.Env[Any, Any]):

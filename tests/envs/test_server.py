@@ -116,6 +116,7 @@ def test_a_request_that_is_not_allowed_ends_the_connection_and_the_lease(
         until("it is returned", lambda: server.free == 2)
         assert good.ask(RESET, reset([0])) is not None
         assert 1 == sum(server.statistics().connections.malformed.values())
+        assert 0 == server.statistics().abandoned
 
 
 @pytest.mark.parametrize(

@@ -879,8 +879,6 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if request.kind == "step":
                 self._lose_rows(link, request.rows)
             else:
-                if request.kind == "revive":
-                    request.seeds = [*self._fresh_seeds(len(request.rows))]
                 link.waiting.append(request)
 
     @staticmethod
