@@ -767,6 +767,29 @@ def test_entries_of_infos_that_cannot_be_sent_are_dropped_and_counted() -> None:
         assert 4 == servers[0].statistics().infos_dropped
 
 
+class MoodyEnv(EchoEnv):
+    """Infos whose entries have another type, shape or depth in each environment and step."""
+
+    KINDS = (1, "text", np.zeros(2), np.zeros(3), {"in": 1}, {"in": "text"}, None, [1])
+
+    def step(self, action: Any) -> Any:
+        *result, _ = super().step(action)
+        return (*result, {"mood": self.KINDS[action % len(self.KINDS)]})
+
+
+def test_infos_that_gymnasium_cannot_combine_become_objects() -> None:
+    with world(environment=lambda: MoodyEnv(length=999)) as (vector, *_):
+        vector.reset(seed=1)
+        chance = np.random.default_rng(1)
+        for _ in range(100):
+            assert "mood" in vector.step(chance.integers(0, 8, 4))[4]
+        assert [None, "text", 1, "text"] == vector.step(np.array([6, 1, 0, 1]))[4]["mood"].tolist()
+        mood = vector.step(np.array([2, 4, 3, 1]))[4]["mood"]
+        assert [[0.0, 0.0], {"in": 1}, [0.0, 0.0, 0.0], "text"] == [
+            one.tolist() if isinstance(one, np.ndarray) else one for one in mood
+        ]
+
+
 class VerboseEnv(EchoEnv):
     def step(self, action: Any) -> Any:
         *result, _ = super().step(action)

@@ -195,6 +195,24 @@ def test_an_environment_that_cannot_be_made_again_fails_only_its_requests() -> N
         assert 3 == server.statistics().failures
 
 
+class StrictEnv(EchoEnv):
+    def step(self, action: Any) -> Any:
+        np.seterr(all="raise")
+        return super().step(action)
+
+
+def test_the_numpy_errors_of_an_environment_stay_its_own() -> None:
+    server = EnvServer(name="x", make=StrictEnv, num_envs=1, address="tcp://127.0.0.1:*")
+    try:
+        before = np.geterr()
+        row = server._free[0]
+        row.reset(1, None)
+        row.step(1)
+        assert before == np.geterr()
+    finally:
+        server.close()
+
+
 class ClosingEnv(EchoEnv):
     closed: list[int] = []  # noqa: RUF012 - of all of them
 

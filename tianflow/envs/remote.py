@@ -107,7 +107,7 @@ class RemoteStatistics:
     rejoined: int
     """Times that a lost server was joined again."""
     malformed: int
-    """Losses whose reason was a malformed message of the server."""
+    """Malformed messages of servers; each ends its connection."""
 
 
 @dataclass(slots=True)
@@ -451,9 +451,9 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         seeds = self._require_seeds(self._seeds(seed))
         mask, options = self._mask(options)
         chosen = np.flatnonzero(mask)
-        if isinstance(seed, int):
-            super().reset(seed=seed)
-            self._fresh = np.random.SeedSequence(seed)
+        if seed is not None:
+            self._fresh = np.random.SeedSequence([one or 0 for one in seeds])
+            super().reset(seed=seeds[0])
         self._start(chosen)
         with self._abandoning():
             for link, inner in self._by_link(chosen):
@@ -913,7 +913,30 @@ class _InfoBatch(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.num_envs = count
 
     def add(self, batch: Info, info: Info, place: int) -> Info:
-        return self._add_info(batch, info, place)
+        """``batch`` with the entries of ``info`` at ``place``.
+
+        Gymnasium cannot combine values of some different types and shapes. Those become arrays of
+        objects: what an environment reports beside its results must not end a run.
+        """
+        for key, value in info.items():
+            try:
+                batch = self._add_info(batch, {key: value}, place)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+                mask = batch.get(f"_{key}", np.zeros(self.num_envs, np.bool_))
+                values = np.full(self.num_envs, None, object)
+                for other in np.flatnonzero(mask):
+                    values[other] = _at(batch[key], int(other))
+                values[place], mask[place] = value, True
+                batch[key], batch[f"_{key}"] = values, mask
+        return batch
+
+
+def _at(values: Any, place: int) -> Any:
+    """The entry of one sub-environment in a batch of infos."""
+    if isinstance(values, dict):
+        given = {key for key in values if values.get(f"_{key}", [False] * (place + 1))[place]}
+        return {key: _at(values[key], place) for key in given}
+    return values[place]
 
 
 def _where(inner: list[int]) -> Any:

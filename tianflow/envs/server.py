@@ -9,6 +9,7 @@ first message and returns them when it leaves, or when its connection ends.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -84,6 +85,8 @@ class SubEnvironment:
 
     def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]]) -> None:
         self._make = make
+        # NumPy has its error state there: `numpy.seterr` of an environment reaches no other code
+        self._run = contextvars.copy_context().run
         self._environment: gymnasium.Env[Any, Any] | None = make()
         self.over = False
         """True if its episode has ended and nothing has reset it since."""
@@ -109,13 +112,13 @@ class SubEnvironment:
     def reset(self, seed: int | None, options: Info | None) -> tuple[Any, Info]:
         """Begin an episode: its first observation, and the info."""
         self.ready, self.over = False, False
-        found = self._running.reset(seed=seed, options=options)
+        found = self._run(self._running.reset, seed=seed, options=options)
         self.ready = True
         return found
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """What the environment's own `step` returns."""
-        observation, reward, terminated, truncated, info = self._running.step(action)
+        observation, reward, terminated, truncated, info = self._run(self._running.step, action)
         self.over = bool(terminated or truncated)
         return observation, float(reward), bool(terminated), bool(truncated), info
 
