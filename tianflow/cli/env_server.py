@@ -47,7 +47,7 @@ def env_server(
         ),
     ] = None,
 ) -> None:
-    """Serve environments to vector environments in other processes or machines.
+    """Serve environments over TCP to vector environments elsewhere.
 
     Runs until SIGINT or SIGTERM. One process steps all its environments in turn: start one for each
     core.
