@@ -53,6 +53,7 @@ VIOLATIONS = {
     "aiohttp-room": Violation("tianflow/export/scratch.py", "aiohttp"),
     "terminal-room": Violation("tianflow/report/scratch.py", "rich"),
     "prometheus-room": Violation("tianflow/simulation/scratch.py", "prometheus_client"),
+    "zmq-room": Violation("tianflow/hosts/scratch.py", "zmq"),
     "torch-free": Violation("tianflow/planning/scratch.py", "torch"),
     "torch-free-terminal": Violation("tianflow/cli/scratch.py", "torch"),
 }

@@ -68,6 +68,8 @@ def imported(code: str) -> set[str]:
             {"torch", "aiohttp"},
         ),
         (["status"], {"torch", "gymnasium", "aiohttp", "numpy"}),
+        (["env-server", "--help"], {"torch", "gymnasium", "aiohttp", "numpy", "zmq"}),
+        (["validate", "cartpole_ppo"], {"zmq"}),
     ],
 )
 def test_a_command_imports_only_what_it_needs(arguments: list[str], absent: set[str]) -> None:

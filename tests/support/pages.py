@@ -4,7 +4,8 @@ output with the page.
 - A fence that begins with ``# NAME.py`` or ``# NAME.toml`` is a file of that name.
 - In a ``console`` fence a line that begins with ``$`` is a command. The lines under it must appear
   in its output, in that order. ``...`` matches any text. A command that ends in ``&`` runs in the
-  background until the page ends; the reader waits until it trains.
+  background until the page ends; the reader waits until it trains, or, for ``tianflow env-server``, until it
+  listens. The reader stops servers at the end of the page.
 - Every other ``python`` fence is a program. A ``text`` fence is ignored.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +45,10 @@ class Command:
     @property
     def in_background(self) -> bool:
         return self.line.endswith("&") and not self.line.endswith("&&")
+
+    @property
+    def serves(self) -> bool:
+        return self.line.startswith("tianflow env-server ")
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,7 @@ class Reader:
             "NO_COLOR": "1",
         }
         self._where: dict[str, Any] = {"cwd": folder, "env": environment}
+        self._servers: list[subprocess.Popen[bytes]] = []
 
     def follow(self, text: str) -> None:
         """Follow a page from top to bottom.
@@ -165,12 +172,14 @@ class Reader:
             raise PageError(f"not seen: {missing}\n{seen}")
 
     def _start(self, command: Command) -> subprocess.Popen[bytes]:
-        """Start a run in the background and wait until it trains."""
+        """Start a run or a server in the background and wait until it trains or listens."""
         from tests.e2e.harness import until
         from tianflow.cli import client
 
         before = set(client.running(self.folder / "runs"))
-        with (self.folder / "run.log").open("ab") as log:
+        output = self.folder / "run.log"
+        with output.open("ab") as log:
+            begin = log.tell()
             line = f"exec {command.line.rstrip('& ')}"
             process = subprocess.Popen(
                 ["bash", "-c", line],
@@ -180,12 +189,10 @@ class Reader:
                 stderr=log,
             )
 
+        def listens() -> bool:
+            return b"listening at tcp://" in output.read_bytes()[begin:]
+
         def trains() -> bool:
-            if process.poll() is not None:
-                raise PageError(
-                    f"{command.line} ended with "
-                    f"{process.returncode}:\n{(self.folder / 'run.log').read_text()[-3000:]}"
-                )
             new = [
                 contact
                 for name, contact in client.running(self.folder / "runs").items()
@@ -198,17 +205,30 @@ class Reader:
                 )
             return False
 
-        until(f"{command.line} trains", trains, within_s=COMMAND_S)
+        def ready() -> bool:
+            if process.poll() is not None:
+                raise PageError(
+                    f"{command.line} ended with {process.returncode}:\n{output.read_text()[-3000:]}"
+                )
+            return listens() if command.serves else trains()
+
+        until(f"{command.line} is ready", ready, within_s=COMMAND_S)
+        if command.serves:
+            self._servers.append(process)
         return process
 
     @contextmanager
     def _running(self) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """Background processes of the page, which must have stopped them by its end."""
+        """Background processes of the page, which must have stopped all runs by its end."""
         running: list[subprocess.Popen[bytes]] = []
         try:
             yield running
-            for process in running:
-                if code := process.wait(COMMAND_S):
+            for process in sorted(running, key=lambda process: process in self._servers):
+                expected = 0
+                if process in self._servers:
+                    process.terminate()
+                    expected = 128 + signal.SIGTERM
+                if (code := process.wait(COMMAND_S)) != expected:
                     raise PageError(
                         f"exit code {code}: {(self.folder / 'run.log').read_text()[-3000:]}"
                     )

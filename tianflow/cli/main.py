@@ -30,6 +30,7 @@ from tianflow.cli.common import (
     print_error,
 )
 from tianflow.cli.config import explain, list_configs
+from tianflow.cli.env_server import env_server
 from tianflow.cli.eval import evaluate
 from tianflow.cli.events import events
 from tianflow.cli.export import export
@@ -328,6 +329,7 @@ app.command()(report)
 app.command()(simulate)
 
 
+app.command("env-server")(env_server)
 app.command()(serve)
 app.command()(submit)
 app.command()(status)

@@ -99,6 +99,23 @@ def make(
             return environment
 
 
+def make_single(settings: EnvSettings) -> Any:
+    """Make one `gymnasium.Env`, not yet reset, with the wrappers that are set.
+
+    Raises:
+        ConfigError, EnvironmentFailedError: as `make`; also if only a whole vector can be made.
+    """
+    try:
+        environment = make(settings.model_copy(update={"vectorization": "sync"}), 1)
+    except ConfigError as error:
+        if [problem.path for problem in error.problems] != ["env.vectorization"]:
+            raise
+        accepted = "a maker of single environments"
+        problem = Problem("env.id", settings.id, "makes a whole vector", accepted)
+        raise ConfigError([problem]) from error
+    return environment.single
+
+
 def _wrapped(
     vector: Any,
     env_id: str,

@@ -178,6 +178,11 @@ class VectorEnvironment:
         self._clock = 0
         self._finished: tuple[list[int], list[Episode]] = [], []
 
+    @property
+    def single(self) -> Any:
+        """The first environment of a synchronous vector."""
+        return self._vector.envs[0]
+
     def reset(self, seed: int, observation: Arrays, mask: Array | None) -> None:
         """Reset all environments, environment i with ``seed + i``. Writes first observations and
         masks.
