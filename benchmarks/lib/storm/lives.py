@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -53,7 +54,7 @@ UNREADY_AFTER_S = 8.0
 """A host may be silent for 3 s and one report before ``/readyz`` says so. The rest is margin."""
 WRITTEN_S = 2.0
 """Time in which acknowledged settings must be on disk."""
-QUIET_S = 0.5
+QUIET_S = 1.0
 MEMORY_MARGIN_MIB, DESCRIPTOR_MARGIN = 64.0, 16
 STALENESS_EDGES = (0, 1, 2, 4, 8, 16)
 ENDS = (
@@ -270,19 +271,17 @@ interval_s = 0.5
 
     def _struck(self, live: LiveRun, observers: Observers, *, calm: bool) -> None:
         """Rounds of faults between two quiet moments, at which record and ledger are compared."""
-        lines = _count_lines(self._record)
-        before = self._quiet_scrape(live)
+        before, first = self._quiet_scrape(live)
         opened, memory = descriptors(live.process.pid), private_mib(live.process.pid)
-        lines = _count_lines(self._record)
         deadline = time.monotonic() + (0.0 if calm else self._dice.uniform(*self._size.life_s))
         while time.monotonic() < deadline and self._elapsed() < self._seconds:
             self._round(live, observers)
         time.sleep(self._size.settle_s if calm else 0.0)
         observers.stop_changes()
-        after = self._quiet_scrape(live)
+        after, last = self._quiet_scrape(live)
         uses = [
             parse(line)
-            for line in _lines_from(self._record, lines)
+            for line in _lines_from(self._record, first, last)
             if " of " not in line  # reported by the judge of the record
         ]
         lost = sum(
@@ -378,26 +377,29 @@ interval_s = 0.5
     # Judging a life
     # ----------------------------------------------------------------------------------------------
 
-    def _quiet_scrape(self, live: LiveRun) -> Scrape:
-        """Pause the run, wait until nothing moves, scrape, and let it go on."""
+    def _quiet_scrape(self, live: LiveRun) -> tuple[Scrape, int]:
+        """Pause the run, wait until nothing moves, and let it go on. Return what was seen then: the
+        metrics, and the number of recorded updates.
+        """
         live.request(live.resource("pause"), "POST")
         self.conditions.paused = True
         used, since = cpu_seconds(live.process.pid), time.monotonic()
-        before: tuple[object, ...] = ()
+        before: tuple[float, ...] = ()
 
-        def look() -> Scrape | None:
+        def look() -> tuple[Scrape, int] | None:
             nonlocal before
             self._require_alive(live)
             _, scrape = live.scrape()
             if scrape is None:
                 return None
+            lines = _count_lines(self._record)
             now = (
-                _count_lines(self._record),
+                lines,
                 scrape.value("learner_updates_total"),
                 scrape.value("trajectories_committed_total"),
             )
             same, before = now == before, now
-            return scrape if same else None
+            return (scrape, lines) if same else None
 
         try:
             found = until("a paused run is quiet", look, within_s=START_S, poll_s=QUIET_S)
@@ -523,11 +525,9 @@ def _count_lines(record: Path) -> int:
         return sum(1 for _ in file)
 
 
-def _lines_from(record: Path, first: int) -> Iterator[str]:
+def _lines_from(record: Path, first: int, last: int | None = None) -> Iterator[str]:
     with record.open(encoding="utf-8") as file:
-        for number, line in enumerate(file):
-            if number >= first:
-                yield line
+        yield from itertools.islice(file, first, last)
 
 
 def values(storm: Storm, seconds: float) -> Mapping[str, float]:
