@@ -2,7 +2,7 @@
 version of the weights.
 
 `Oracle` uses each trajectory once, `ReplayOracle` draws items from replay. The learner counts its
-updates itself. It reads actions and never the labels that the system keeps. It appends one line for
+updates itself. It reads actions and never the labels of the system. It appends one line for
 each update to the file ``algorithm.record``. An action also names the learner process that made the
 weights, so data of a lost learner cannot pass for data of its successor.
 """

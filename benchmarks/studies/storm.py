@@ -38,7 +38,7 @@ def make(size: Plan) -> Benchmark:
         sides=tuple(side(kind) for kind in SHARES),
         ratios=(
             Ratio(
-                "promises kept: 1 over 1 + kinds of findings",
+                "promises held: 1 over 1 + kinds of findings",
                 lambda v: (
                     1.0 / (1.0 + sum(side["kinds of findings"] or 0.0 for side in v.values()))
                 ),

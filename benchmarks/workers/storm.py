@@ -79,7 +79,7 @@ def resumes(seconds: float, seed: int, scratch: Path) -> dict[str, object]:
     findings = Findings(
         now=lambda: time.monotonic() - began,
         context=lambda: "deterministic run",
-        tell=lambda text: _log(f"! {text}"),
+        log=lambda text: _log(f"! {text}"),
     )
     run = Resumes(seconds=seconds, seed=seed, scratch=scratch, findings=findings, log=_log)
     run.run()

@@ -407,7 +407,7 @@ def test_a_resumed_run_has_every_acknowledged_change_and_a_later_lineage() -> No
 
 
 def test_a_single_bit_makes_a_resumed_run_another(tmp_path: Path) -> None:
-    findings = Findings(now=lambda: 0.0, context=str, tell=str)
+    findings = Findings(now=lambda: 0.0, context=str, log=str)
     run = Resumes(seconds=0.0, seed=1, scratch=tmp_path, findings=findings, log=str)
     state = {"flat": np.array([1.0, 2.0]), "steps": np.array([3])}
     run.compare(state, {name: array.copy() for name, array in state.items()})
@@ -423,12 +423,12 @@ def test_a_single_bit_makes_a_resumed_run_another(tmp_path: Path) -> None:
 
 
 def test_findings_of_one_kind_are_counted_and_keep_their_first_moment() -> None:
-    told: list[str] = []
+    logged: list[str] = []
     moments = iter((1.0, 2.0))
-    findings = Findings(now=lambda: next(moments), context=lambda: "calm", tell=told.append)
+    findings = Findings(now=lambda: next(moments), context=lambda: "calm", log=logged.append)
     findings.add([Finding("slow", "/livez", "took 2 s"), Finding("slow", "/livez", "took 3 s")])
     findings.report("slow", "/readyz", "took 4 s")
-    assert ["1.0 s, calm: slow, /livez: took 2 s", "2.0 s, calm: slow, /readyz: took 4 s"] == told
+    assert ["1.0 s, calm: slow, /livez: took 2 s", "2.0 s, calm: slow, /readyz: took 4 s"] == logged
     assert "1.0 s, calm: slow, /livez: took 2 s (2 times)" == str(findings.records[0])
 
 

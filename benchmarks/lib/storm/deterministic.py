@@ -1,5 +1,5 @@
 """A deterministic run whose coordinator is killed again and again. Resumed, it must end with the
-weights of a run that nobody killed, bit for bit.
+weights of an uninterrupted run, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BARRIER = 20
 KILL_WITHIN_S = 4.0
 """A kill comes at most so long after the coordinator answers."""
 SHARE = 5
-"""The run that nobody kills takes one part of so many of the time."""
+"""The uninterrupted run takes one part of so many of the time."""
 CONFIG = """[env]
 id = "CartPole-v1"
 num_envs = 4

@@ -47,7 +47,7 @@ class Injector:
         folder: of requests to hang.
         clock: wall clock of the run; None if there is none.
         disk: of the run; None if there is none.
-        conditions: told of begins and ends.
+        conditions: receives begins and ends.
         tally: counts faults.
     """
 

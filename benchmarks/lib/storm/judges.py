@@ -55,7 +55,7 @@ class Findings:
     Args:
         now: seconds since the storm began.
         context: what is going on, in words.
-        tell: called with the first finding of each kind.
+        log: called with the first finding of each kind.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Findings:
         *,
         now: Callable[[], float],
         context: Callable[[], str],
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        self._now, self._context, self._tell = now, context, tell
+        self._now, self._context, self._log = now, context, log
         self._lock = threading.Lock()
         self._records: dict[tuple[str, str], Record] = {}
 
@@ -79,7 +79,7 @@ class Findings:
                     continue
                 self._records[key] = Record(finding, self._now(), self._context())
                 text = str(self._records[key])
-            self._tell(f"{text}\n{finding.evidence}" if finding.evidence else text)
+            self._log(f"{text}\n{finding.evidence}" if finding.evidence else text)
 
     def report(self, rule: str, subject: str, detail: str, evidence: str = "") -> None:
         """Take one finding."""
@@ -234,7 +234,7 @@ class RoleWatch:
             self.whole = now
 
     def broken(self, before: float) -> list[str]:
-        """Return what has kept the run from training since a time before ``before``, in words."""
+        """Return what has prevented training since a time before ``before``, in words."""
         found = [
             f"{self.names[pid]} ({pid}) is stopped"
             for pid, since in self.stopped.items()
@@ -249,7 +249,7 @@ class RoleWatch:
 
 @dataclass(slots=True)
 class ReadinessJudge:
-    """``/readyz`` tells the truth at every moment at which the truth is known from outside.
+    """``/readyz`` is right at every moment at which the truth is known from outside.
 
     It must answer 503 when a host of the learner, of actors or of replay has been stopped, or the
     last one of them has been missing, for ``unready_after_s``. It must answer 200 when no fault was

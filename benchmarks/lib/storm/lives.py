@@ -117,7 +117,7 @@ class Storm:
         self._began = time.monotonic()
         self.conditions, self.tally = Conditions(), Tally()
         self.findings = Findings(
-            now=self._elapsed, context=self.conditions.describe, tell=lambda text: log(f"! {text}")
+            now=self._elapsed, context=self.conditions.describe, log=lambda text: log(f"! {text}")
         )
         self.readiness = ReadinessJudge(UNREADY_AFTER_S, size.ready_after_s)
         self.oracle = OracleJudge(highest_bound=max(BOUNDS))
@@ -480,9 +480,9 @@ interval_s = 0.5
 
     def _judge_summary(self, live: LiveRun, way: str) -> None:
         summary = live.summary
-        kept, updates = summary.get("checkpoint"), summary.get("updates")
-        if kept != updates:
-            self.findings.report("end", f"{way}, checkpoint", f"{kept} of {updates} updates kept")
+        saved, updates = summary.get("checkpoint"), summary.get("updates")
+        if saved != updates:
+            self.findings.report("end", f"{way}, checkpoint", f"{saved} of {updates} updates saved")
         open_ = summary.get("trajectories", {}).get("open")
         if open_ != 0:
             self.findings.report("end", f"{way}, open trajectories", str(open_))
@@ -491,7 +491,7 @@ interval_s = 0.5
             self.findings.report("left", f"{way}, staged checkpoints", ", ".join(staged))
 
     def _judge_left(self, live: LiveRun) -> None:
-        """Nothing that nobody expects stands in the log or in the temporary directory."""
+        """The log has no traceback, and the temporary directory is empty."""
         text = live.stderr
         if "Traceback" in text:
             place = text.index("Traceback")

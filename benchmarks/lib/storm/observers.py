@@ -87,12 +87,12 @@ class Tally:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, what: str, seconds: float) -> None:
-        """Count an answer, and keep the longest time that one took."""
+        """Count an answer, and retain the longest time of all."""
         self.measured(what, seconds)
         self.count(what)
 
     def measured(self, what: str, value: float) -> None:
-        """Keep the greatest value of ``what``."""
+        """Retain the greatest value of ``what``."""
         with self._lock:
             self.worst[what] = max(self.worst.get(what, value), value)
 
@@ -172,7 +172,7 @@ class Observers:
         self.generations: list[tuple[float, int]] = []
         """(time, generation of the settings in force at the learner) of every scrape."""
         self.acknowledged: dict[str, int] = {}
-        """The newest value of each setting that a client was told is in force."""
+        """The newest acknowledged value of each setting."""
 
     def __enter__(self) -> Self:
         for work in (

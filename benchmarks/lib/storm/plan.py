@@ -29,7 +29,7 @@ class Fault:
     Attributes:
         at: moment in its round, in seconds.
         kind: what happens.
-        role: whom it strikes; "" for the disk, the clock and a pause.
+        role: role of its victim; "" for the disk, the clock and a pause.
         seconds: how long it lasts; 0 for a kill. A hanging environment does not end by itself.
         detail: moment of a hang.
         shift: seconds that the clock is off.
@@ -46,7 +46,7 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """What happens to whom, for counts and messages."""
+        """Kind, role and moment, for counts and messages."""
         return " ".join(part for part in (self.kind, self.role, self.detail) if part)
 
 
