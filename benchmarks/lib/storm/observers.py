@@ -262,9 +262,11 @@ class Observers:
 
     def _looks(self) -> None:
         for _ in self._every(TABLE_EVERY_S):
-            table = self._live.table()
-            with self._watch_lock:
-                self._watch.look(table, time.monotonic())
+            self._look()
+
+    def _look(self) -> None:
+        with self._watch_lock:
+            self._watch.look(self._live.table(), time.monotonic())
 
     @property
     def whole(self) -> bool:
@@ -283,6 +285,7 @@ class Observers:
             self._tally.answered("/readyz", answer.seconds)
             if not self._answered("/readyz", answer.status, answer.body, (200, 503)):
                 continue
+            self._look()  # what was broken before the request and is so now was so meanwhile
             with self._watch_lock:
                 still, still_whole = self._watch.broken(before), self._watch.whole
             same = quiet == self._conditions.quiet_since and paused == self._conditions.paused
