@@ -109,6 +109,7 @@ def units() -> dict[str, str]:
         "worst change": "s",
         "worst prober late": "s, lateness of the prober itself",
         "worst recovery": "s, from the end of the last fault to ready, whole and training",
+        "worst hang beyond its limit": "s",
         "worst CPU while paused": "cores, coordinator",
         "worst memory gained": "MiB, coordinator, in one life",
         "worst descriptors gained": "files, coordinator, in one life",

@@ -205,7 +205,8 @@ class RoleWatch:
     """Since when each role is whole, stopped or missing, by looks at the process table.
 
     ``stopped``: by pid, since when. ``missing``: by role, of those that must exist. ``whole``:
-    since when nothing is stopped or missing; None while something is.
+    since when nothing is stopped or missing; None while something is. ``seen``: by pid, the last
+    look at which the process existed.
     """
 
     replay_shards: int
@@ -213,10 +214,12 @@ class RoleWatch:
     missing: dict[str, float] = field(default_factory=dict)
     whole: float | None = None
     names: dict[int, str] = field(default_factory=dict)
+    seen: dict[int, float] = field(default_factory=dict)
 
     def look(self, table: Sequence[Process], now: float) -> None:
         """Take one look."""
         self.names = {process.pid: process.role for process in table}
+        self.seen |= dict.fromkeys(self.names, now)
         self.stopped = {
             process.pid: self.stopped.get(process.pid, now)
             for process in table

@@ -310,14 +310,18 @@ interval_s = 0.5
         injector.strike(faults)
         self._require_alive(live)
         over = time.monotonic()
+        # a stopped fork server kills nothing
+        stops = [fault.seconds for fault in faults if fault.name == f"stop {FORK_SERVER}"]
         for fault, host in injector.hangs:
-            self._judge_hang(live, fault, host)
+            self._judge_hang(live, observers, fault, host, margin=HANG_MARGIN_S + sum(stops))
         self._recovered(live, observers, over)
         self.tally.count("rounds")
         time.sleep(self._size.settle_s)
         self._require_alive(live)
 
-    def _judge_hang(self, live: LiveRun, fault: Fault, host: str) -> None:
+    def _judge_hang(
+        self, live: LiveRun, observers: Observers, fault: Fault, host: str, *, margin: float
+    ) -> None:
         """A process whose environment hangs is replaced when its time is up."""
         waiting = f"waiting for {fault.name}"
         self.conditions.begin(waiting)
@@ -331,12 +335,14 @@ interval_s = 0.5
             if environment.withdraw(self._requests, host, fault.detail):
                 self.tally.count(f"unmet {fault.name}")
             for pid in environment.hung(self._requests, host):
-                self._wait_for_replacement(live, fault, host, pid)
+                self._wait_for_replacement(live, observers, fault, host, pid, margin)
             environment.forget(self._requests, host)
         finally:
             self.conditions.end(waiting)
 
-    def _wait_for_replacement(self, live: LiveRun, fault: Fault, host: str, pid: int) -> None:
+    def _wait_for_replacement(
+        self, live: LiveRun, observers: Observers, fault: Fault, host: str, pid: int, margin: float
+    ) -> None:
         """Report a process that hangs for longer than it may, and kill it."""
         if fault.detail == environment.UPDATE:
             return  # it ends by itself; `_recovered` sees the next update
@@ -346,18 +352,16 @@ interval_s = 0.5
         elif host == "evaluator":
             limit = self._size.evaluation_timeout_s
         since = environment.hung_since(self._requests, host, pid)
-        deadline = since + limit + HANG_MARGIN_S
-        while _lives(live, pid, host):
-            if time.monotonic() > deadline:
-                detail = (
-                    f"{host} hangs for {time.monotonic() - since:.0f} s, its limit is {limit:g} s"
-                )
-                self.findings.report("unwatched hang", fault.name, detail, live.stderr[-4000:])
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                return
+        deadline = since + limit + margin
+        while _lives(live, pid, host) and time.monotonic() < deadline:
             time.sleep(0.1)
-        self.tally.measured("hang beyond its limit", time.monotonic() - since - limit)
+        late = (observers.last_seen(pid) or since) - since - limit
+        self.tally.measured("hang beyond its limit", late)
+        if late > margin or _lives(live, pid, host):
+            detail = f"{host} hangs for {limit + late:.0f} s, its limit is {limit:g} s"
+            self.findings.report("unwatched hang", fault.name, detail, live.stderr[-4000:])
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _recovered(self, live: LiveRun, observers: Observers, over: float) -> None:
         """Wait until every role is back, the run is ready, and it trains."""

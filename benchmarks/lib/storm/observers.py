@@ -274,6 +274,11 @@ class Observers:
         with self._watch_lock:
             return self._watch.whole is not None
 
+    def last_seen(self, pid: int) -> float | None:
+        """Return the last look at which a process existed; None if it was never seen."""
+        with self._watch_lock:
+            return self._watch.seen.get(pid)
+
     def _ready_probes(self) -> None:
         for _ in self._every(READY_EVERY_S):
             asked = time.monotonic()
