@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -93,7 +94,7 @@ class Storm:
 
     Args:
         replay: the run learns from replay.
-        seconds: length of the storm.
+        seconds: length of the storm, from the first update on.
         seed: of the plan.
         size: lengths of its parts.
         stage: where it takes place.
@@ -115,6 +116,7 @@ class Storm:
         self._dice, self._seed = random.Random(seed), seed
         self._rounds = rounds(seed, size, replay=replay)
         self._began = time.monotonic()
+        self._deadline = math.inf
         self.conditions, self.tally = Conditions(), Tally()
         self.findings = Findings(
             now=self._elapsed, context=self.conditions.describe, log=lambda text: log(f"! {text}")
@@ -134,7 +136,7 @@ class Storm:
 
     def run(self) -> None:
         """Run the storm to its end, and one last calm life after it."""
-        while self._elapsed() < self._seconds:
+        while time.monotonic() < self._deadline:
             self._live(calm=False)
         self._live(calm=True)
 
@@ -152,6 +154,7 @@ class Storm:
         self._log(f"life {life} begins, env.step_timeout_s = {self._step_timeout_s:g}")
         try:
             self._until_training(live)
+            self._deadline = min(self._deadline, time.monotonic() + self._seconds)
             if life > 1:
                 self._judge_resume(live)
             observers = self._observers(live)
@@ -274,7 +277,7 @@ interval_s = 0.5
         before, first = self._quiet_scrape(live)
         opened, memory = descriptors(live.process.pid), private_mib(live.process.pid)
         deadline = time.monotonic() + (0.0 if calm else self._dice.uniform(*self._size.life_s))
-        while time.monotonic() < deadline and self._elapsed() < self._seconds:
+        while time.monotonic() < min(deadline, self._deadline):
             self._round(live, observers)
         time.sleep(self._size.settle_s if calm else 0.0)
         observers.stop_changes()
@@ -335,13 +338,20 @@ interval_s = 0.5
             if environment.withdraw(self._requests, host, fault.detail):
                 self.tally.count(f"unmet {fault.name}")
             for pid in environment.hung(self._requests, host):
-                self._wait_for_replacement(live, observers, fault, host, pid, margin)
+                self._wait_for_replacement(live, observers, fault, host, pid=pid, margin=margin)
             environment.forget(self._requests, host)
         finally:
             self.conditions.end(waiting)
 
     def _wait_for_replacement(
-        self, live: LiveRun, observers: Observers, fault: Fault, host: str, pid: int, margin: float
+        self,
+        live: LiveRun,
+        observers: Observers,
+        fault: Fault,
+        host: str,
+        *,
+        pid: int,
+        margin: float,
     ) -> None:
         """Report a process that hangs for longer than it may, and kill it."""
         if fault.detail == environment.UPDATE:
