@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from benchmarks.lib import child
 from benchmarks.lib.harness import Benchmark, Plan, Ratio, Side, Values, quotient
-from benchmarks.lib.storm import lives, observers, plan
+from benchmarks.lib.storm import ends, lives, observers, plan
 
 MINUTES, QUICK_MINUTES = 30.0, 1.5
 SHARES = {"use-once": 0.45, "replay": 0.4, "deterministic": 0.15}
@@ -94,6 +94,7 @@ def units() -> dict[str, str]:
         "resumes": "resumes judged",
         "kill coordinator": "faults",
         **faults,
+        **{end.name: "lives" for end in ends.ENDS},
         **{f"{name} = {value}": "changes" for name, value in observers.changes()},
         "pairs of changes": "pairs",
         "/metrics": "scrapes judged",
@@ -109,6 +110,7 @@ def units() -> dict[str, str]:
         "worst change": "s",
         "worst prober late": "s, lateness of the prober itself",
         "worst recovery": "s, from the end of the last fault to ready, whole and training",
+        **{f"worst end by {way}": "s" for way in ("interrupt", "drain")},
         "worst hang beyond its limit": "s",
         "worst CPU while paused": "cores, coordinator",
         "worst memory gained": "MiB, coordinator, in one life",
@@ -126,7 +128,6 @@ def settings(minutes: float, *, quick: bool) -> dict[str, object]:
         "run": "launcher processes, 4 actor hosts, 1 or 64 actors of 2 environments, 2 replay "
         "shards",
         "env.step_timeout_s": lengths.step_timeouts,
-        "ends of lives": ", ".join(lives.ENDS),
         "/readyz judged": f"503 wanted {lives.UNREADY_AFTER_S:g} s after a host of the learner, "
         "of an actor or of replay was stopped, or the last one was gone; 200 wanted "
         f"{lengths.ready_after_s:g} s after the last fault while updates are made",

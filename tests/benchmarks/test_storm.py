@@ -73,6 +73,14 @@ def test_every_role_is_killed_and_stopped_and_whatever_can_hang_hangs(replay: bo
     assert wanted | {"disk", "clock", "pause"} == set(struck)
 
 
+def test_the_fork_server_is_struck_by_main_faults_only() -> None:
+    """Three deaths in a row, before it has forked, end a run on purpose."""
+    cards = len(plan.cards(replay=True))
+    faults = [fault for faults in first_rounds(1, cards) for fault in faults]
+    assert plan.LONG.together == sum(fault.name == f"kill {FORK_SERVER}" for fault in faults)
+    assert len(faults) > plan.LONG.together * cards
+
+
 def test_faults_of_a_round_come_in_order_and_stops_last_as_long_as_the_size_says() -> None:
     for faults in first_rounds(2, 30):
         assert sorted(fault.at for fault in faults) == [fault.at for fault in faults]
@@ -382,6 +390,7 @@ def test_record_and_ledger_agree_up_to_one_update_of_each_lost_learner() -> None
     assert ["updates settled"] == compared([0, 1], [0, 1, 5], lost=3)
     assert ["histogram of staleness"] == compared([0, 1, 5], [0, 1, 1])
     assert ["histogram of staleness"] == compared([0, 5, 5], [0, 1], lost=1)
+    assert ["histogram of staleness"] == compared([0, 0, 0], [5, 5], lost=1)
 
 
 # Resuming

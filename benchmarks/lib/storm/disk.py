@@ -62,14 +62,11 @@ class SmallDisk:
         """Use up all space. Repeat it to use up what was freed meanwhile."""
         descriptor = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            chunk = CHUNK
-            while chunk:
-                try:
-                    os.write(descriptor, bytes(chunk))
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                    chunk //= 2
+            while True:  # the last write that succeeds is a short one
+                os.write(descriptor, bytes(CHUNK))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
         finally:
             os.close(descriptor)
 

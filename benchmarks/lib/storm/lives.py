@@ -8,6 +8,7 @@ import math
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ from benchmarks.lib.oracle import parse
 from benchmarks.lib.storm import environment
 from benchmarks.lib.storm.clock import WallClock
 from benchmarks.lib.storm.disk import SmallDisk
+from benchmarks.lib.storm.ends import ENDS, INTERRUPT, End, carry_out, judge
 from benchmarks.lib.storm.faults import Injector
 from benchmarks.lib.storm.judges import (
     Findings,
@@ -43,9 +45,6 @@ from tianflow.rundir.checkpoints import CheckpointStore
 
 START_S = 120.0
 """Longest time from the start of a coordinator to its first update, on a loaded machine."""
-END_S = 60.0
-LEFT_S = 10.0
-"""Time in which everything of a killed run must be gone."""
 PATIENCE_S = 10.0
 MEETING_S = 10.0
 """Time in which a process reaches the moment at which it is to hang."""
@@ -53,18 +52,11 @@ HANG_MARGIN_S = 10.0
 """Time beyond its limit in which a hanging process is gone, on a loaded machine."""
 UNREADY_AFTER_S = 8.0
 """A host may be silent for 3 s and one report before ``/readyz`` says so. The rest is margin."""
-WRITTEN_S = 2.0
-"""Time in which acknowledged settings must be on disk."""
+WRITTEN_S = 4.0
+"""Time in which acknowledged settings must be on disk, once the disk takes them."""
 QUIET_S = 1.0
 MEMORY_MARGIN_MIB, DESCRIPTOR_MARGIN = 64.0, 16
 STALENESS_EDGES = (0, 1, 2, 4, 8, 16)
-ENDS = (
-    "kill",
-    "interrupt",
-    "drain",
-    "kill beside a stopped fork server",
-    "kill beside a stopped learner",
-)
 NAME = "storm"
 
 
@@ -127,6 +119,7 @@ class Storm:
         self._record = stage.scratch / "record"
         self._requests.mkdir()
         self._record.touch()
+        self._ends: list[End] = []
         self._acknowledged: dict[str, int] = {}
         self._checkpoint: tuple[int, int] | None = None
         self._step_timeout_s = size.step_timeouts[0]
@@ -148,7 +141,7 @@ class Storm:
         life = self.conditions.life = self.conditions.life + 1
         timeouts = self._size.step_timeouts
         self._step_timeout_s = timeouts[(life - 1) % len(timeouts)]
-        way = "interrupt" if calm else ENDS[(life - 1) % len(ENDS)]
+        end = INTERRUPT if calm else self._next_end()
         lines = _count_lines(self._record)
         live = self._start(resume=life > 1)
         self._log(f"life {life} begins, env.step_timeout_s = {self._step_timeout_s:g}")
@@ -159,16 +152,29 @@ class Storm:
                 self._judge_resume(live)
             observers = self._observers(live)
             with observers:
-                self._struck(live, observers, calm=calm)
+                self._struck(live, observers, calm=calm, end=end)
             self._judge_record(observers, lines)
-            self._end(live, way)
+            time.sleep(WRITTEN_S)
+            if not end.amid:
+                carry_out(end, live, self._stage.disk)
+            self.tally.measured(f"end by {end.by}", judge(end, live, self.findings))
+            self.tally.count(end.name)
         except BrokenLifeError:
             self._log("the life is broken off")
         finally:
             self.tally.count("lives")
             live.kill_all()
+            if self._stage.disk is not None:
+                self._stage.disk.empty()
         self._judge_left(live)
-        self._log(f"life {life} ended by {way}")
+        self._log(f"life {life}, end: {end.name}")
+
+    def _next_end(self) -> End:
+        """Deal out every end once, in an order of the seed; then again."""
+        if not self._ends:
+            self._ends = [end for end in ENDS if self._stage.disk is not None or not end.disk]
+            self._dice.shuffle(self._ends)
+        return self._ends.pop()
 
     def _start(self, *, resume: bool) -> LiveRun:
         stage = self._stage
@@ -272,7 +278,7 @@ interval_s = 0.5
     # Faults
     # ----------------------------------------------------------------------------------------------
 
-    def _struck(self, live: LiveRun, observers: Observers, *, calm: bool) -> None:
+    def _struck(self, live: LiveRun, observers: Observers, *, calm: bool, end: End) -> None:
         """Rounds of faults between two quiet moments, at which record and ledger are compared."""
         before, first = self._quiet_scrape(live)
         opened, memory = descriptors(live.process.pid), private_mib(live.process.pid)
@@ -280,6 +286,8 @@ interval_s = 0.5
         while time.monotonic() < min(deadline, self._deadline):
             self._round(live, observers)
         time.sleep(self._size.settle_s if calm else 0.0)
+        if end.disk == "was full":
+            self._fill_for_a_while()
         observers.stop_changes()
         after, last = self._quiet_scrape(live)
         uses = [
@@ -298,9 +306,30 @@ interval_s = 0.5
         self.findings.add(found)
         self._acknowledged |= observers.acknowledged
         self._judge_growth(live, opened, memory)
+        if end.amid:
+            self._kill_amid(live, observers)
 
-    def _round(self, live: LiveRun, observers: Observers) -> None:
-        injector = Injector(
+    def _fill_for_a_while(self) -> None:
+        """Let clients change settings while the disk is full."""
+        disk = self._stage.disk
+        assert disk is not None
+        self.conditions.begin("disk")
+        disk.fill()
+        time.sleep(self._size.short_s[0])
+        disk.empty()
+        self.conditions.end("disk")
+
+    def _kill_amid(self, live: LiveRun, observers: Observers) -> None:
+        """Kill the coordinator at a random moment of a round."""
+        time.sleep(WRITTEN_S)
+        observers.expect_end()
+        kill = threading.Timer(self._dice.uniform(0.0, self._size.spread_s), live.process.kill)
+        kill.start()
+        self._injector(live).strike(next(self._rounds))
+        kill.join()
+
+    def _injector(self, live: LiveRun) -> Injector:
+        return Injector(
             live=live,
             folder=self._requests,
             clock=self._stage.clock,
@@ -308,6 +337,9 @@ interval_s = 0.5
             conditions=self.conditions,
             tally=self.tally,
         )
+
+    def _round(self, live: LiveRun, observers: Observers) -> None:
+        injector = self._injector(live)
         faults = next(self._rounds)
         self._log(f"{self._elapsed():.0f} s: {', '.join(fault.name for fault in faults)}")
         injector.strike(faults)
@@ -458,51 +490,6 @@ interval_s = 0.5
             )
         )
         self.tally.count("resumes")
-
-    def _end(self, live: LiveRun, way: str) -> None:
-        """End the life by ``way``, and judge how it ends."""
-        time.sleep(WRITTEN_S)
-        stopped = {
-            "kill beside a stopped fork server": FORK_SERVER,
-            "kill beside a stopped learner": "learner",
-        }.get(way)
-        for process in live.table():
-            if process.role == stopped:
-                os.kill(process.pid, signal.SIGSTOP)
-        expected = -signal.SIGKILL
-        if way == "interrupt":
-            live.process.send_signal(signal.SIGINT)
-            expected = 130
-        elif way == "drain":
-            live.request(live.resource("drain"), "POST")
-            expected = 0
-        else:
-            live.process.kill()
-        try:
-            code = live.wait(END_S)
-        except TimeoutError as error:
-            self.findings.report("end", way, str(error), live.stderr[-4000:])
-            return
-        if code != expected:
-            detail = f"exit code {code}, not {expected}"
-            self.findings.report("end", way, detail, live.stderr[-4000:])
-        if expected >= 0:
-            self._judge_summary(live, way)
-        left = live.leftovers(LEFT_S)
-        if left:
-            self.findings.report("left", way, "; ".join(left))
-
-    def _judge_summary(self, live: LiveRun, way: str) -> None:
-        summary = live.summary
-        saved, updates = summary.get("checkpoint"), summary.get("updates")
-        if saved != updates:
-            self.findings.report("end", f"{way}, checkpoint", f"{saved} of {updates} updates saved")
-        open_ = summary.get("trajectories", {}).get("open")
-        if open_ != 0:
-            self.findings.report("end", f"{way}, open trajectories", str(open_))
-        staged = [path.name for path in (live.directory / "checkpoints").glob(".tmp-*")]
-        if staged:
-            self.findings.report("left", f"{way}, staged checkpoints", ", ".join(staged))
 
     def _judge_left(self, live: LiveRun) -> None:
         """The log has no traceback, and the temporary directory is empty."""

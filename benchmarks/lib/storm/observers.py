@@ -164,6 +164,7 @@ class Observers:
         self._watch_lock = threading.Lock()
         self._dice = random.Random(seed)
         self._over, self._no_patches = threading.Event(), threading.Event()
+        self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []
         self._updates, self.updated = -1.0, 0.0
@@ -198,6 +199,10 @@ class Observers:
         """Let the two clients change nothing more."""
         self._no_patches.set()
 
+    def expect_end(self) -> None:
+        """From now on the coordinator may end, so no answer is expected."""
+        self._ending.set()
+
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
@@ -212,7 +217,7 @@ class Observers:
         """Report an answer that no living run may give."""
         if status in expected:
             return True
-        if self._live.alive and not self._over.is_set():
+        if self._live.alive and not self._ending.is_set():
             detail = f"{status or 'no answer'}: {body[:300].decode(errors='replace')}"
             self._findings.report("answer", path, detail)
         return False
