@@ -328,6 +328,16 @@ def cpu_seconds(pid: int) -> float:
     return 0.0
 
 
+def waited_for_cpu(pid: int) -> float:
+    """Return the seconds that the main thread of a process was ready and got no core; 0 if it has
+    ended.
+    """
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="utf-8")
+        return int(text.split()[1]) / 1e9
+    return 0.0
+
+
 @contextlib.contextmanager
 def held(pid: int) -> Iterator[Callable[[int], bool]]:
     """Give a function that signals exactly this process, also if its number is reused. It returns

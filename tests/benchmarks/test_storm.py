@@ -724,6 +724,22 @@ def test_every_process_of_a_run_is_found_and_killed_stopped_or_not(
     assert [] == live.leftovers(0.0)
 
 
+def test_a_process_that_shares_its_core_waits_for_it() -> None:
+    spin = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        live_run.until(
+            "they wait",
+            lambda: all(live_run.waited_for_cpu(process.pid) > 0.05 for process in busy),
+            within_s=30.0,
+        )
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert 0.0 == live_run.waited_for_cpu(busy[0].pid)
+
+
 def test_no_signal_reaches_a_process_that_has_ended() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", ""]) as process,
@@ -748,7 +764,7 @@ def test_a_finding_misses_the_aim_and_stands_in_the_notes(
 ) -> None:
     def run(*_: Any, **__: Any) -> Any:
         answer = {
-            "values": {"kinds of findings": 1.0, "worst /livez": 0.5},
+            "values": {"kinds of findings": 1.0, "worst /livez without waits for a core": 0.5},
             "findings": ["3.0 s, calm: slow"],
             "missing": ["no clock jumps: no C compiler"],
         }

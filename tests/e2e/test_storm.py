@@ -28,4 +28,4 @@ def test_a_run_keeps_its_promises_in_a_short_storm(kind: str, seed: int, tmp_pat
     assert 1 <= values["judged ready"]
     assert 1 <= values["updates judged at bound 0"]
     assert values["pairs of changes"] >= 5
-    assert values["worst /livez"] - values["worst prober late"] <= LIVE_LIMIT_S
+    assert values["worst /livez without waits for a core"] <= LIVE_LIMIT_S

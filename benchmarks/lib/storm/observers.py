@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from benchmarks.lib.live_run import LiveRun, Scrape
+from benchmarks.lib.live_run import LiveRun, Scrape, waited_for_cpu
 from benchmarks.lib.storm.judges import (
     Findings,
     MetricsJudge,
@@ -253,14 +253,20 @@ class Observers:
         try:
             for _ in self._every(LIVE_EVERY_S):
                 metronome.take()
+                waited = waited_for_cpu(self._live.process.pid)
                 answer = self._live.request("/livez")
                 late = metronome.take()
+                waited = max(0.0, waited_for_cpu(self._live.process.pid) - waited)
                 if not self._answered("/livez", answer.status, answer.body, (200,)):
                     continue
+                own = max(0.0, answer.seconds - late - waited)
                 self._tally.answered("/livez", answer.seconds)
-                self._tally.measured("prober late", late)
-                if answer.seconds - late > LIVE_LIMIT_S:
-                    detail = f"took {answer.seconds:.2f} s; the prober itself was {late:.2f} s late"
+                self._tally.measured("/livez without waits for a core", own)
+                if own > LIVE_LIMIT_S:
+                    detail = (
+                        f"took {answer.seconds:.2f} s; the prober was {late:.2f} s late, and the "
+                        f"coordinator waited {waited:.2f} s for a core"
+                    )
                     self._findings.report("slow", "/livez", detail)
         finally:
             metronome.close()
