@@ -30,11 +30,11 @@ NAMES = (
     "replay",
     "forecast",
 )
-LONG = ("stalled", "pong_gpu", "peers_cartpole", "peers_pong")
+LONG = ("stalled", "storm", "pong_gpu", "peers_cartpole", "peers_pong")
 """Benchmarks that run only when they are named. They take half an hour, or need a GPU, or need the
 peers that `make bench-peers` installs.
 """
-STUDIES = ("stalled",)
+STUDIES = ("stalled", "storm")
 """Benchmarks that lie in ``studies`` because of their length. The others lie in ``suites``."""
 
 
@@ -59,7 +59,9 @@ def arguments(given: list[str]) -> argparse.Namespace:
         help="measure only the sides whose name contains TEXT; results go to NAME-part",
     )
     parser.add_argument(
-        "--rounds", type=int, help="samples of each side (default: 5, with --quick 1)"
+        "--rounds",
+        type=int,
+        help="samples of each side (default: 5; 1 with --quick and for studies)",
     )
     parser.add_argument(
         "--patience",
@@ -74,6 +76,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
         help="seconds of training in each run of peers_cartpole, peers_pong and forecast "
         "(default: chosen by the benchmark)",
     )
+    parser.add_argument("--minutes", type=float, help="minutes of storm (default: 30)")
     parser.add_argument("--cores", type=_cores, help="cores to use, such as 0,1 (default: all)")
     parser.add_argument(
         "--results",
@@ -87,7 +90,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
     if unknown:
         parser.error(f"{unknown[0]!r} is not a benchmark (expected {', '.join(known)})")
     chosen.names = chosen.names or list(NAMES)
-    chosen.rounds = chosen.rounds or (1 if chosen.quick else 5)
+    once = chosen.quick or set(chosen.names) <= set(STUDIES)
+    chosen.rounds = chosen.rounds or (1 if once else 5)
     if chosen.rounds < 1:
         parser.error("--rounds must be at least 1")
     chosen.patience = (
@@ -114,7 +118,13 @@ def module_of(name: str) -> str:
 
 def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
     """Run one benchmark, print its table, and write its results."""
-    plan = Plan(quick=chosen.quick, rounds=chosen.rounds, scratch=scratch, seconds=chosen.seconds)
+    plan = Plan(
+        quick=chosen.quick,
+        rounds=chosen.rounds,
+        scratch=scratch,
+        seconds=chosen.seconds,
+        minutes=chosen.minutes,
+    )
     benchmark = importlib.import_module(module_of(name)).make(plan)
     if chosen.only is not None:
         benchmark = part(benchmark, chosen.only)

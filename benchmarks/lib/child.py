@@ -62,20 +62,22 @@ def run(
     memory_poll_s: float = MEMORY_POLL_S,
     python: Path | None = None,
     threads: int | None = 1,
+    echo_errors: bool = False,
 ) -> Finished:
     """Run ``python -m module arguments`` to its end. The last line of its output is JSON.
 
     Sampling memory costs the child time, so a timed run does not sample, or samples rarely.
 
     ``python`` names another interpreter than this one. ``threads`` is the number of threads of
-    numerical libraries in each process. None: the libraries choose.
+    numerical libraries in each process. None: the libraries choose. ``echo_errors``: the child
+    writes to this process's standard error.
 
     Raises:
         ChildTimeoutError: the child was still running after ``timeout_s``.
         BenchmarkError: the child failed or printed nothing. The message contains its stderr.
     """
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    process = _start(module, arguments, python, threads)
+    process = _start(module, arguments, python, threads, None if echo_errors else subprocess.PIPE)
     with (
         _ended(process),
         _MemoryWatch(process.pid if watch_memory else None, memory_poll_s) as watch,
@@ -166,7 +168,11 @@ def parse(output: str) -> dict[str, Any]:
 
 
 def _start(
-    module: str, arguments: Sequence[object], python: Path | None = None, threads: int | None = 1
+    module: str,
+    arguments: Sequence[object],
+    python: Path | None = None,
+    threads: int | None = 1,
+    errors: int | None = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
     inherited = {
         name: value for name, value in clean_environment(os.environ).items() if name not in THREADS
@@ -178,7 +184,7 @@ def _start(
         env=environment if threads is None else environment | dict.fromkeys(THREADS, str(threads)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
         start_new_session=True,
     )
@@ -223,7 +229,7 @@ def _answer_of(process: subprocess.Popen[str], module: str, timeout_s: float) ->
         raise ChildTimeoutError(f"{module} took longer than {timeout_s:.0f} s") from None
     if process.returncode != 0 or not output.strip():
         raise BenchmarkError(
-            f"{module} ended with {process.returncode}:\n{complaint.strip()[-4000:]}"
+            f"{module} ended with {process.returncode}:\n{(complaint or '').strip()[-4000:]}"
         )
     return parse(output)
 

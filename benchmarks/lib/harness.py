@@ -35,12 +35,14 @@ class Plan:
         scratch: directory for the files of runs.
         seconds: length of training in each run of the benchmarks with peers and of forecast. None:
             the benchmark chooses it.
+        minutes: length of the storm. None: the benchmark chooses it.
     """
 
     quick: bool
     rounds: int
     scratch: Path
     seconds: float | None = None
+    minutes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Benchmark:
             not in the table.
         settings: everything that a reader needs to repeat the benchmark.
         seeds: seeds of the rounds, in order.
-        notes: facts that a reader of the table needs.
+        notes: facts that a reader of the table needs. A benchmark may add to them while it runs.
     """
 
     name: str
@@ -101,7 +103,7 @@ class Benchmark:
     units: Mapping[str, str]
     settings: Mapping[str, object]
     seeds: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

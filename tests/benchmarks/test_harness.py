@@ -31,7 +31,7 @@ from benchmarks.lib.harness import (
 )
 from benchmarks.lib.machine import Load, Reading
 from benchmarks.lib.paced import Pace
-from benchmarks.studies import stalled
+from benchmarks.studies import stalled, storm
 from benchmarks.suites import (
     actors,
     channels,
@@ -531,7 +531,7 @@ def test_windows_merge_into_means_and_pooled_lags() -> None:
 
 
 MADE = [
-    *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled, pong_gpu),
+    *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled, storm, pong_gpu),
     *(
         channels,
         transports,
