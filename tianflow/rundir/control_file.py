@@ -31,6 +31,30 @@ def process_start_time(pid: int) -> int | None:
     return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process. A pid alone does not identify it, because a pid is reused."""
+
+    pid: int
+    start_time: int | None
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """The process that has ``pid`` now."""
+        return cls(pid, process_start_time(pid))
+
+    @property
+    def alive(self) -> bool:
+        """True while the process exists."""
+        return self.start_time is not None and process_start_time(self.pid) == self.start_time
+
+    def kill(self) -> None:
+        """Kill the process if it exists."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFile:
     """The address and tokens of a run (``run`` is "" for a service).
@@ -57,8 +81,7 @@ class ControlFile:
     @property
     def alive(self) -> bool:
         """True while the process that wrote the file exists."""
-        started = process_start_time(self.pid)
-        return started is not None and started == self.start_time
+        return ProcessIdentity(self.pid, self.start_time).alive
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -68,12 +91,6 @@ class ControlFile:
     def path(self, rest: str = "") -> str:
         """HTTP path of the run, or of a resource of it."""
         return f"/api/v1/runs/{self.run}{rest}"
-
-    def kill(self) -> None:
-        """Kill that process if it exists."""
-        if self.alive:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
 
     def write(self, directory: Path, name: str = NAME) -> None:
         """Write the file into ``directory``, whole or not at all, readable by its owner only."""
