@@ -432,7 +432,7 @@ async def test_a_service_waits_for_a_process_of_a_killed_one(
         await until(lambda: "a" in restarted.manager.active)
         await asyncio.sleep(0.3)
         assert "a" not in restarted.processes
-        await left.communicate()
+        await left.communicate(b"\n")
         await until(up(restarted, "a"))
 
 

@@ -374,7 +374,10 @@ class RunManager:
         checkpoint. Only a process that a service started is waited for, and killed.
         """
         deadline = time.monotonic() + GRACE_S
-        while (found := await asyncio.to_thread(self.files.live_process, name)) is not None:
+        while (
+            not self.stopping.is_set()
+            and (found := await asyncio.to_thread(self.files.live_process, name)) is not None
+        ):
             if time.monotonic() > deadline:
                 log.warning("killing a process of an earlier service", run=name, pid=found.pid)
                 await asyncio.to_thread(found.kill)
