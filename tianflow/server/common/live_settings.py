@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -10,7 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
+from tianflow.config.imports import require_allowed
 from tianflow.config.model import Config, live_of
+from tianflow.config.rules import controllers
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl
 from tianflow.plugins import nearest
@@ -70,8 +73,15 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
         raise ConfigError(
             [Problem(resource, body, "is not a merge patch", "an object of settings")]
         )
-    _check_generation(request, run.generation)
     check_depth(resource, body)
+    # in a thread, because it may import a module
+    await asyncio.to_thread(
+        require_allowed,
+        {resource: body},
+        run.config.http.allowed_imports,
+        known=controllers(run.config),
+    )
+    _check_generation(request, run.generation)
     if body:
         run.change(changes_of(run.config, resource, body), source=f"http:{request.remote}")
     return show(run, resource)

@@ -18,6 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from tianflow.config import loading as config_loading
+from tianflow.config.imports import require_allowed
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.rundir.audit_log import NAME, read_page
@@ -32,7 +33,6 @@ from tianflow.server.common.sse import EventStreams
 from tianflow.server.common.throttle import Throttle, throttled
 from tianflow.server.run.app import ACTIONS, MAX_BODY, PARTS, href
 from tianflow.server.service import metrics, openapi, rows
-from tianflow.server.service.import_allowlist import require_allowed
 from tianflow.server.service.refusals import store_answers
 from tianflow.server.service.relay import Relays
 from tianflow.server.service.run_client import NoAnswerError, RunClient, unreachable
@@ -290,7 +290,8 @@ class ServiceHandlers:
         if request.content_type == settings.MERGE_PATCH:  # the run refuses other types
             patch = settings.parse(await request.read())
             settings.check_depth(part, patch)
-            require_allowed({part: patch}, self._allowed)
+            # in a thread, because it may import a module
+            await asyncio.to_thread(require_allowed, {part: patch}, self._allowed)
         return await self._client.forward(managed.contact, request, f"/{part}")
 
     async def events(self, request: web.Request) -> web.StreamResponse:

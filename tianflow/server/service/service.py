@@ -116,6 +116,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
             store = await asyncio.to_thread(RunStore, files.own / NAME)
             async with RunClient() as client:
                 overrides = {
+                    "http.allowed_imports": list(settings.allowed),
                     "http.max_streams": settings.http.max_streams,
                     "http.max_requests_per_s": RUN_REQUESTS_PER_S,
                 }
