@@ -81,6 +81,9 @@ CheckpointArgument = Annotated[
         autocompletion=complete_any_run,
     ),
 ]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import the modules that the checkpoint names.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON output.")]
 
 REFUSALS = frozenset(

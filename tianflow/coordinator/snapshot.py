@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tianflow.config import spaces
 from tianflow.core.statistics import Diagnosis, LedgerSnapshot, RunStatistics
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.logs import logger
@@ -180,6 +181,7 @@ class RunSnapshot:
             "elapsed_s": self._lifecycle.elapsed_s(time.monotonic()),
             "trained_s": self._lifecycle.trained_s(time.monotonic()),
             "config": json.loads(self._live.config.model_dump_json()),
+            "environment": spaces.to_json(self._spec),
             "recent_returns": list(self._target.episodes.returns),
             "evaluation": self._evaluation.newest,
         }
