@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow import plugins
-from tianflow.config import loading as config_loading
 from tianflow.config import imports, spaces
+from tianflow.config import loading as config_loading
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError

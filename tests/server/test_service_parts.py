@@ -350,6 +350,46 @@ def test_objects_that_an_allowed_module_imports_are_refused(
         require_allowed({path: value}, ["tests.support.environments"])
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metrics.kwargs.tensorboard.directory", "elsewhere"),
+        ("metrics.kwargs.tensorboard", {"directory": "/elsewhere"}),
+        ("metrics.kwargs", {"mlflow": {"tracking_uri": "sqlite:///x.db"}}),
+        ("metrics", {"kwargs": {"mlflow": {"tracking_uri": "runs"}}}),
+        ("metrics.kwargs.mlflow.experiment", "http://elsewhere"),
+        ("metrics.kwargs.wandb.dir", "x"),
+        ("metrics.kwargs.wandb.settings.root_dir", "x"),
+        ("metrics.kwargs.wandb.tags", ["a", "../x"]),
+        ("env.kwargs.log", "/etc/passwd"),
+        ("env.kwargs", {"files": [{"name": "a/../../x"}]}),
+        ("env.kwargs.log", ".."),
+        ("env.kwargs.log", "~/x"),
+        ("env.kwargs.log", "file:///x"),
+        ("network.kwargs.weights", "/x"),
+    ],
+)
+def test_places_outside_of_the_run_are_refused_once_by_path(path: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_allowed({path: value}, [])
+    (problem,) = caught.value.problems
+    assert problem.path.startswith(path)
+    assert problem.accepted
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metrics.kwargs.tensorboard.flush_s", 1.0),
+        ("metrics.kwargs", {"wandb": {"project": "robots", "tags": ["a b", "c"]}}),
+        ("metrics.kwargs", {"tests.support.environments:CounterEnv": {"text": "a.b"}}),
+        ("env.kwargs", {"mode": "1/2", "map": "maps/a.xml", "dots": "a..b", "web": "http://x/"}),
+    ],
+)
+def test_other_arguments_pass(path: str, value: object) -> None:
+    require_allowed({path: value}, ["tests.support.environments"])
+
+
 def test_settings_that_are_not_allowed_import_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

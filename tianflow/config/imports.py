@@ -1,4 +1,4 @@
-"""Decides what settings may import, by the origin of the settings.
+"""Decides what settings may import and where they may write, by the origin of the settings.
 
 - The local user (files, command line, Python): everything.
 - HTTP: installed plug-ins, registered environments, and objects of the modules that ``tianflow
@@ -6,7 +6,8 @@
 - A checkpoint: what HTTP may import, plus the modules that the caller trusts (`require_trusted`).
 
 A ``module:attribute`` in settings is imported and called, so an unchecked one runs any code. An
-object of an allowed module must be defined there: modules import other modules.
+object of an allowed module must be defined there: modules import other modules. Settings from HTTP
+may not name a place outside the run's directory.
 """
 
 from __future__ import annotations
@@ -33,11 +34,25 @@ NAMES = frozenset(
 OBJECT = re.compile(r"\s*[^\W\d][\w.]*\s*:\s*[^\W\d]")
 """``module:attribute`` in any other setting."""
 
+SINK_PLACES: Mapping[str, frozenset[str]] = {
+    "mlflow": frozenset({"tracking_uri"}),
+    "tensorboard": frozenset({"directory"}),
+    "wandb": frozenset({"dir", "settings"}),
+}
+"""Arguments of shipped sinks that name a directory or a server."""
+PLACE = re.compile(r"/|^\s*[~.]|^\s*[A-Za-z][\w+.-]*:")
+"""A path or URI in an argument of a sink."""
+FREE = ("env.kwargs", "network.kwargs", "balance.parameters")
+"""Settings whose values have any form."""
+OUTSIDE = re.compile(r"^\s*(/|~|file:)|(^|/)\.\.(/|$)", re.IGNORECASE)
+"""An absolute path, one of a home directory, a file URI, or one with ``..``."""
+
 
 def require_allowed(
     tables: Mapping[str, Any], allowed: Collection[str], *, known: Collection[str] = ()
 ) -> None:
-    """Check every string of a config from HTTP. Imports allowed modules only.
+    """Check every string of a config from HTTP: no object of a module that is not allowed, and no
+    place outside the run's directory. Imports allowed modules only.
 
     Args:
         tables: the config by sections or dotted paths, or a change of it.
@@ -45,10 +60,15 @@ def require_allowed(
         known: names that are in force already.
 
     Raises:
-        ConfigError: naming every setting with an object of another module.
+        ConfigError: naming every setting with an object of another module, or with a place.
     """
     advice = "`tianflow serve --allow-import MODULE` allows a module"
-    _require(tables, allowed, known, advice, check_objects=True)
+    problems = [
+        *_refused(tables, allowed, known, advice, check_objects=True),
+        *_places(tables),
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def require_trusted(tables: Mapping[str, Any], trust: bool | Collection[str]) -> None:
@@ -67,26 +87,48 @@ def require_trusted(tables: Mapping[str, Any], trust: bool | Collection[str]) ->
         "`--trust`, or trust=True in Python, allows every module that the checkpoint names; "
         "trust only what you would run"
     )
-    _require(tables, trust or (), (), advice, check_objects=False)
+    problems = _refused(tables, trust or (), (), advice, check_objects=False)
+    if problems:
+        raise ConfigError(problems)
 
 
-def _require(
+def _refused(
     tables: Mapping[str, Any],
     allowed: Collection[str],
     known: Collection[str],
     advice: str,
     *,
     check_objects: bool,
-) -> None:
-    problems = [
+) -> list[Problem]:
+    return [
         Problem(path, value, message, _accepted(allowed, advice))
         for path, value in _strings("", tables)
         if value not in known
         and _names_object(path, value)
         and (message := _refusal(path, value, allowed, check_objects=check_objects))
     ]
-    if problems:
-        raise ConfigError(problems)
+
+
+def _places(tables: Mapping[str, Any]) -> list[Problem]:
+    """Settings that may lead to a file or a server outside the run's directory."""
+    problems = {}
+    for path, value in _strings("", tables):
+        if path.startswith("metrics.kwargs."):
+            sink, _, key = path.removeprefix("metrics.kwargs.").partition(".")
+            named = key.partition(".")[0] in SINK_PLACES.get(sink, ())
+            # the key of a table is the end of its path; a sink's name has a colon
+            if named or (PLACE.search(value) and not path.endswith(value)):
+                accepted = (
+                    "the default, which is in the run's directory; or set it in the environment of "
+                    "the service, such as MLFLOW_TRACKING_URI"
+                )
+                problems[path] = Problem(
+                    path, value, "names a place, which HTTP may not choose", accepted
+                )
+        elif path.startswith(FREE) and OUTSIDE.search(value):
+            accepted = "a relative path without '..'"
+            problems[path] = Problem(path, value, "leads out of the run's directory", accepted)
+    return list(problems.values())
 
 
 def _names_object(path: str, value: str) -> bool:

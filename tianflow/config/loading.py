@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -133,14 +134,18 @@ def write_config(directory: Path, config: Config) -> None:
 
 
 def write_toml(path: Path, config: Config) -> None:
-    """Write ``config`` to the file ``path``, atomically.
+    """Write ``config`` to the file ``path``, atomically. Only its owner can read it, because
+    arguments of environments and sinks may be secret.
 
     Raises:
         OSError: the file cannot be written; the error names it.
     """
     written = path.with_name(f".{path.name}")
     try:
-        written.write_text(to_toml(config), encoding="utf-8")
+        written.unlink(missing_ok=True)
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(to_toml(config))
         written.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -6,7 +6,6 @@ A policy is loaded from it without the environment's code.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -30,15 +29,14 @@ def to_json(spec: EnvironmentSpec) -> dict[str, Any]:
     return found
 
 
-def from_json(data: object) -> EnvironmentSpec:
+def from_json(data: Any) -> EnvironmentSpec:
     """The specification that `to_json` described.
 
     Raises:
         CheckpointError: it is not one.
     """
     try:
-        if not isinstance(data, Mapping):
-            raise TypeError("it is not an object")
+        data = dict(data)
         action = dict(data["action"])
         for name, infinite in (("low", -math.inf), ("high", math.inf)):
             action[name] = [infinite if bound is None else bound for bound in action[name]]

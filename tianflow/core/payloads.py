@@ -6,7 +6,8 @@ takes twice as long to create.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 ActionKind = Literal["discrete", "multi_discrete", "box"]
@@ -112,7 +113,7 @@ class EnvironmentSpec:
     autoreset: Autoreset
     action_mask: bool = False
     frames_per_step: int = 1
-    source: tuple[SourceLeaf, ...] = field(default=(), compare=False)
+    source: tuple[SourceLeaf, ...] = dataclasses.field(default=(), compare=False)
     """Of each leaf of ``observation``; empty if it is not known."""
 
 

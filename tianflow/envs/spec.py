@@ -151,23 +151,23 @@ class ObservationCodec:
     @classmethod
     def from_spec(cls, spec: EnvironmentSpec) -> ObservationCodec:
         """The codec of an environment that does not exist here. ``spec.source`` must be known."""
-        codec = cls.__new__(cls)
-        codec.leaves, codec.source = spec.observation, spec.source
+        self = cls.__new__(cls)
+        self.leaves, self.source = spec.observation, spec.source
         starts = {
             leaf.name: np.array(source.start, np.int64).reshape(leaf.shape)
             if source.start
             else None
             for leaf, source in zip(spec.observation, spec.source, strict=True)
         }
-        codec.raw = {
+        self.raw = {
             leaf.name: RawLeaf(source.dtype, starts[leaf.name])
             for leaf, source in zip(spec.observation, spec.source, strict=True)
         }
-        codec._steps = tuple(
+        self._steps = tuple(
             (leaf.name, _follower(source.keys), starts[leaf.name])
             for leaf, source in zip(spec.observation, spec.source, strict=True)
         )
-        return codec
+        return self
 
     def encode(self, observation: Any, destinations: Arrays) -> None:
         """Copy a batched observation ({or tuples of} [N, *leaf]) to ``destinations`` {leaf: [N,
