@@ -24,6 +24,8 @@ EXACT = 2**53
 """Up to this number, a float represents every integer exactly."""
 TAGS = r'^(\*|(W/)?"[!#-~\x80-\xff]*"( *, *(W/)?"[!#-~\x80-\xff]*")*)$'
 """Syntax of If-Match (RFC 9110, 13.1.1)."""
+MOST_VALUES = 64
+"""Maximum number of values of a patch, tables included."""
 DEEPEST = 8
 """Maximum levels of a patch; settings have at most three."""
 RESOURCES: dict[str, tuple[str, ...]] = {
@@ -74,6 +76,7 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
             [Problem(resource, body, "is not a merge patch", "an object of settings")]
         )
     check_depth(resource, body)
+    check_size(resource, body)
     # in a thread, because it may import a module
     await asyncio.to_thread(
         require_allowed,
@@ -138,6 +141,23 @@ def check_depth(path: str, value: object, deepest: int = DEEPEST) -> None:
             if isinstance(item, dict | list)
         ]
         level, depth = [item for items in inner for item in items], depth + 1
+
+
+def check_size(path: str, value: object) -> None:
+    """Refuse a patch of more than `MOST_VALUES` values with ConfigError: each may cost a search for
+    the nearest name, on the loop of the coordinator.
+    """
+    level: list[object] = [value]
+    count = 0
+    while level:
+        item = level.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise ConfigError(
+                [Problem(path, None, "has too many values", f"at most {MOST_VALUES} values")]
+            )
+        if isinstance(item, dict | list):
+            level.extend(item.values() if isinstance(item, dict) else item)
 
 
 def _number(text: str) -> float:
