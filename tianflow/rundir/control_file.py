@@ -97,10 +97,15 @@ class ControlFile:
         temporary = directory / f".{name}.{self.pid}"
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file, indent=2)
-            file.write("\n")
-        temporary.replace(directory / name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(asdict(self), file, indent=2)
+                file.write("\n")
+            temporary.replace(directory / name)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()  # it holds tokens
+            raise
 
     def remove(self, directory: Path, name: str = NAME) -> None:
         """Remove the file, unless another process has replaced it."""

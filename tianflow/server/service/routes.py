@@ -50,6 +50,8 @@ PAGE, LARGEST_PAGE = 50, 500
 """Number of runs in one answer: the default of ``limit``, and the maximum."""
 DEEPEST = 32
 """Maximum levels of a submitted config; arguments of an environment may be nested."""
+READY_S = 0.5
+"""Seconds that /readyz waits for the store."""
 KEY = "Idempotency-Key"
 RUNS = "/api/v1/runs"
 CONFIGS = "an object of sections, or the name of a shipped config"
@@ -147,8 +149,11 @@ class ServiceHandlers:
     async def readyz(self, _request: web.Request) -> web.Response:
         """200 while the service accepts work, else 503 with the reason."""
         try:
-            await self._manager.query(self._store.counts)
+            async with asyncio.timeout(READY_S):
+                await self._manager.query(self._store.counts)
             reason = "the service is stopping" if self._manager.stopping.is_set() else ""
+        except TimeoutError:
+            reason = f"the store of runs did not answer within {READY_S:g} s"
         except StoreError as error:
             reason = str(error)
         if reason:

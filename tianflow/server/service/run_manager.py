@@ -40,6 +40,8 @@ MAX_DEATHS, WINDOW_S = 3, 600.0
 BACKOFF_S = 1.0
 RETRY_S = 5.0
 """Seconds before the store is tried again after an error."""
+WAITED_S = 0.5
+"""A call of the store that fails after this time was waiting, and not just refused."""
 SPACE_S = 1.0
 """Seconds before a full disk or an occupied directory is tried again."""
 
@@ -102,6 +104,7 @@ class RunManager:
         )
         self._start = start
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._failed_at, self._failure = float("-inf"), ""
         self._changed = asyncio.Event()
         self._active: dict[str, ManagedRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,10 +112,24 @@ class RunManager:
         self.restarts = 0
 
     async def query(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method of the store in its own thread."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._disk, lambda: method(*args, **kwargs)
-        )
+        """Call a method of the store in its own thread. Calls that queue while one waits for a
+        locked or slow disk get the same StoreError as that one, so that waits do not add up.
+        """
+        queued = time.monotonic()
+
+        def call() -> T:
+            if queued < self._failed_at:
+                raise StoreError(self._failure)
+            began = time.monotonic()
+            try:
+                return method(*args, **kwargs)
+            except StoreError as error:
+                now = time.monotonic()
+                if now - began >= WAITED_S:
+                    self._failed_at, self._failure = now, str(error)
+                raise
+
+        return await asyncio.get_running_loop().run_in_executor(self._disk, call)
 
     async def run(self, started: Callable[[], None]) -> None:
         """Start pending runs until cancelled; then release all runs and wait for them."""

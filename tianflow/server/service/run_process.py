@@ -75,6 +75,10 @@ class RunFiles:
         """Directory of a run."""
         return self.runs / name
 
+    def found(self) -> list[str]:
+        """Names of the runs on disk."""
+        return sorted(path.parent.name for path in self.runs.glob("*/config.toml"))
+
     def config(self, name: str) -> Path:
         """Config that the run is started with. The suffix is unique, because a run may be called
         "tokens".
