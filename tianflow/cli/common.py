@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError, printable
 
 RUNS = Path("runs")
 
@@ -149,6 +149,11 @@ def open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Write text, which may be foreign, to stdout or stderr."""
+    typer.echo(printable(text), err=err, nl=nl)
+
+
 def print_error(text: str) -> None:
     """Write a line to stderr."""
-    typer.echo(text, err=True)
+    echo(text, err=True)

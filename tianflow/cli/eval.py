@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, AsJson, CheckpointArgument, RunsDir, Trust, exit_codes
+from tianflow.cli.common import RUNS, AsJson, CheckpointArgument, RunsDir, Trust, echo, exit_codes
 
 
 def evaluate_checkpoint(
@@ -94,10 +94,8 @@ def evaluate(
             trust=trust,
         )
     if json_line:
-        typer.echo(json.dumps(result))
+        echo(json.dumps(result))
         return
-    typer.echo(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes")
+    echo(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes")
     for video_ in result.get("videos", ()):
-        typer.echo(
-            f"{video_['path']}: return {video_['episode_return']:.2f} in {video_['length']} steps"
-        )
+        echo(f"{video_['path']}: return {video_['episode_return']:.2f} in {video_['length']} steps")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, CheckpointArgument, RunsDir, Trust, exit_codes
+from tianflow.cli.common import RUNS, CheckpointArgument, RunsDir, Trust, echo, exit_codes
 from tianflow.export import ExportError
 
 if TYPE_CHECKING:
@@ -117,4 +117,4 @@ def export(
     """
     with exit_codes():
         write_export(checkpoint, output, runs_dir=runs_dir, trust=trust)
-    typer.echo(str(output))
+    echo(str(output))
