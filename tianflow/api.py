@@ -11,12 +11,13 @@ import json
 import os
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow import plugins
+from tianflow.config import imports, spaces
 from tianflow.config import loading as config_loading
 from tianflow.config import rules as config_rules
 from tianflow.config.model import Config
@@ -57,7 +58,7 @@ class FinishedRun:
     @property
     def policy(self) -> LoadedPolicy:
         """The policy of its newest checkpoint."""
-        return load_policy(self.directory)
+        return load_policy(self.directory, trust=True)
 
 
 def train(
@@ -193,20 +194,34 @@ class RunHandle:
         return self._session.run.snapshot.summary()
 
 
-def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> LoadedPolicy:
+def load_policy(
+    checkpoint: str | Path, *, runs_dir: str | Path = RUNS, trust: bool | Collection[str] = False
+) -> LoadedPolicy:
     """The policy of a checkpoint (a run's name or directory, or a checkpoint's): ``action, state =
     policy.act(obs)``.
 
+    Nothing is imported that the checkpoint names, except plug-ins that are installed. ``trust`` is
+    True for a checkpoint whose modules may run, or the modules that may.
+
     Raises:
         CheckpointError: the checkpoint does not exist, or is torn.
+        ConfigError: its policy needs a module that is not trusted.
     """
     from tianflow.policy import LoadedPolicy
 
     found = CheckpointStore.load(resolve(str(checkpoint), Path(runs_dir)))
-    config = Config.model_validate(found.manifest["config"])
-    spec = validation.require_valid(config).spec
-    assert spec is not None
-    return LoadedPolicy(config=config, spec=spec, arrays=found.read())
+    tables, described = found.manifest["config"], found.manifest.get("environment")
+    if not isinstance(tables, Mapping):
+        raise CheckpointError(f"the manifest of {str(found.path)!r} has no settings")
+    needed = {"algorithm", "network"} if described is not None else {"algorithm", "network", "env"}
+    imports.require_trusted({name: tables.get(name) for name in needed}, trust)
+    config = Config.model_validate(tables)
+    if described is None:  # written before manifests described the environment
+        spec = validation.require_environment(config)
+    else:
+        spec = spaces.from_json(described)
+        validation.require_fit(config, spec)
+    return LoadedPolicy(config=config, spec=spec, arrays=found.read(), trust=trust)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,21 @@ would block.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters except tab and line feed, characters that reorder text, halves of pairs."""
+
+
+def printable(text: str) -> str:
+    r"""``text`` with escapes such as ``\u001b`` instead of characters that control a terminal.
+
+    Text of environments, plug-ins, files and servers passes through here before a person sees it.
+    """
+    return UNSAFE.sub(lambda found: f"\\u{ord(str(found[0])):04x}", text)
 
 
 class TianflowError(Exception):

@@ -20,7 +20,9 @@ from structlog.stdlib import (
     filter_by_level,
     render_to_log_kwargs,
 )
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
+
+from tianflow.errors import printable
 
 ROOT = "tianflow"
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
@@ -70,12 +72,11 @@ def configure(
         ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso" if plain else "%H:%M:%S", utc=plain),
     ]
-    if plain:
-        shared.append(structlog.processors.format_exc_info)
+    shared.append(structlog.processors.format_exc_info)
     handler.setFormatter(
         ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[ProcessorFormatter.remove_processors_meta, _printable, renderer],
         )
     )
     # Loggers from structlog.get_logger use the same output.
@@ -90,6 +91,14 @@ def configure(
     root.addHandler(handler)
     root.setLevel(level)
     root.propagate = False
+
+
+def _printable(_logger: object, _name: str, values: EventDict) -> EventDict:
+    """Escape text of environments and clients, which may control a terminal."""
+    return {
+        name: printable(value) if isinstance(value, str) else value
+        for name, value in values.items()
+    }
 
 
 class _TianflowHandler(logging.StreamHandler[TextIO]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from tianflow import plugins
 from tianflow.components.evaluator import play
+from tianflow.config.imports import require_trusted
 from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.envs.make import environment_seed, make
-from tianflow.envs.spec import ActionCodec
+from tianflow.envs.spec import ActionCodec, ObservationCodec
 from tianflow.envs.using import with_environment
 from tianflow.envs.vector import flat_mask
 
@@ -26,12 +27,18 @@ class LoadedPolicy:
         config: settings of the training run.
         spec: specification of its environment.
         arrays: state of the learner.
+        trust: modules that the environment may be imported from; True: all, False: none.
     """
 
     def __init__(
-        self, *, config: Config, spec: EnvironmentSpec, arrays: Mapping[str, NDArray[Any]]
+        self,
+        *,
+        config: Config,
+        spec: EnvironmentSpec,
+        arrays: Mapping[str, NDArray[Any]],
+        trust: bool | Collection[str] = False,
     ) -> None:
-        self.config, self.spec = config, spec
+        self.config, self.spec, self._trust = config, spec, trust
         factory: Any = plugins.load(
             "tianflow.algorithms", config.algorithm.name, path="algorithm.name"
         )
@@ -40,9 +47,17 @@ class LoadedPolicy:
         self.policy = factory.make_policy(config, spec)
         self.policy.load(learner.flat())
         self._actions = ActionCodec(spec.action)
-        self.observations = with_environment(
-            lambda: make(config.env, 1), lambda environment: environment.observations
+        self.observations = (
+            ObservationCodec.from_spec(spec)
+            if spec.source
+            else with_environment(
+                lambda: make(config.env, 1), lambda environment: environment.observations
+            )
         )
+
+    def require_environment(self) -> None:
+        """Raise `ConfigError` if the environment needs a module that is not trusted."""
+        require_trusted({"env": self.config.env.model_dump(mode="json")}, self._trust)
 
     def act(self, observation: Any, state: Any = None, *, mask: Any = None) -> tuple[Any, Any]:
         """The most probable action for one ``observation``, and the next recurrent state.
@@ -69,7 +84,11 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
     """Play ``episodes`` complete episodes with the most probable actions.
 
     The environment seeds differ from those of training.
+
+    Raises:
+        ConfigError: the environment needs a module that is not trusted.
     """
+    policy.require_environment()
     settings = policy.config.evaluation
     count = min(settings.num_envs, episodes)
     played = with_environment(

@@ -315,7 +315,16 @@ def test_eval_plays_the_given_number_of_episodes(monkeypatch: pytest.MonkeyPatch
     assert (0, "mean return 3.50 over 7 episodes\n") == (done.exit_code, done.stdout)
     assert result == json.loads(run("eval", "a-run", "--episodes", "7", "--json").stdout)
     assert [
-        ("a-run", {"episodes": 7, "runs_dir": Path("runs"), "video": None, "video_episodes": 3})
+        (
+            "a-run",
+            {
+                "episodes": 7,
+                "runs_dir": Path("runs"),
+                "video": None,
+                "video_episodes": 3,
+                "trust": False,
+            },
+        )
     ] * 2 == calls
 
 

@@ -56,7 +56,9 @@ def trained(folder: Path, env: dict[str, Any], **sections: Any) -> None:
 
 def run(folder: Path, *arguments: str) -> Result:
     checkpoint = () if arguments[0].startswith("/") else ("a-run",)
-    return CliRunner().invoke(cli.app, ["eval", *checkpoint, *arguments, "--runs-dir", str(folder)])
+    return CliRunner().invoke(
+        cli.app, ["eval", *checkpoint, "--trust", *arguments, "--runs-dir", str(folder)]
+    )
 
 
 def frames(path: Path) -> list[Any]:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.settings import cartpole
+from tianflow.config import spaces
 from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec, LeafSpec
-from tianflow.planning.resuming import check_resume, environment_document, read_environment
+from tianflow.planning.resuming import check_resume, read_environment
 from tianflow.planning.validation import require_valid
 
 BEFORE = cartpole()
@@ -27,7 +28,7 @@ BOX = replace(
 
 
 def manifest(config: Config = BEFORE, spec: EnvironmentSpec | None = SPEC) -> dict[str, Any]:
-    environment = {} if spec is None else {"environment": environment_document(spec)}
+    environment = {} if spec is None else {"environment": spaces.to_json(spec)}
     found: dict[str, Any] = json.loads(
         json.dumps({"config": json.loads(config.model_dump_json()), **environment}, allow_nan=False)
     )

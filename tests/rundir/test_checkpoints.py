@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.support.paths import ROOT
+from tianflow.config.loading import load_config, write_config
 from tianflow.core.payloads import StateFile, Version
 from tianflow.errors import CheckpointError
 from tianflow.rundir import checkpoints as checkpoint
@@ -719,3 +720,17 @@ def test_a_manifest_that_lacks_what_a_resume_needs_is_named(
     (path / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=f"its manifest lacks {lacks}; use another"):
         CheckpointStore.load(path).require_resumable()
+
+
+def test_settings_are_for_the_owner_only(tmp_path: Path) -> None:
+    """They may hold secrets in arguments of environments and sinks."""
+    config = load_config({"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}})
+    mask = os.umask(0)
+    try:
+        (tmp_path / ".config.toml").touch(mode=0o666)  # left by a killed writer
+        write_config(tmp_path, config)
+        found = save(CheckpointStore(tmp_path / "checkpoints", keep=1), Version(1, 1))
+    finally:
+        os.umask(mask)
+    for file in (tmp_path / "config.toml", found / "manifest.json"):
+        assert 0o600 == file.stat().st_mode & 0o777, file

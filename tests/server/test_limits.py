@@ -21,7 +21,8 @@ from aiohttp import web
 
 from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
-from tianflow.server.common import bodies, connections
+from tianflow.errors import ConfigError, Problem
+from tianflow.server.common import bodies, connections, problems
 from tianflow.server.common.auth import Tokens
 from tianflow.server.run import server
 from tianflow.server.run.app import MAX_BODY
@@ -420,3 +421,68 @@ async def test_the_read_token_allows_reading_only(door: Door) -> None:
     read = f"Bearer {door.tokens.read}"
     assert 200 == (await door.ask(door.head("GET", "/api/v1/runs", Authorization=read)))[0]
     problem_of(await door.ask(door.head(Authorization=read, Content_Length="2") + b"{}"), 403)
+
+
+@pytest.mark.parametrize("kind", ["train", "serve"])
+async def test_half_open_connections_give_way_to_requests(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HALF_OPEN_S", 0.05)
+    async with (
+        opened(kind, tmp_path, max_connections=3, max_streams=1) as door,
+        AsyncExitStack() as stack,
+    ):
+        served = await stack.enter_async_context(door.connected())
+        served[1].write(door.head("GET", "/livez"))
+        assert b"200 OK" in await served[0].readuntil(b"\r\n\r\n")
+        for _ in range(3):
+            _, writer = await stack.enter_async_context(door.connected())
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+        await asyncio.sleep(0.2)
+        for _ in range(8):
+            assert 200 == (await door.ask(door.head("GET", "/livez")))[0]
+        await served[0].read(1024)
+        served[1].write(door.head("GET", "/livez"))  # a connection with requests stays
+        assert b"200 OK" in await served[0].readuntil(b"\r\n\r\n")
+
+
+async def test_a_connection_without_a_request_head_is_closed_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    async with (
+        opened("train", tmp_path, max_connections=2, max_streams=0) as door,
+        door.connected() as (reader, writer),
+        door.connected() as (served, asking),
+    ):
+        head = door.head("GET", "/livez")
+        for byte in head:  # a head that arrives byte by byte is one, too
+            asking.write(bytes([byte]))
+        assert b"200 OK" in await served.readuntil(b"\r\n\r\n")
+        writer.write(b"GET /livez HTTP/1.1\r\n")
+        async with asyncio.timeout(WITHIN_S):
+            with suppress(ConnectionError):
+                assert b"" == await reader.read()
+        await served.read(1024)
+        asking.write(head)
+        assert b"200 OK" in await served.readuntil(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_change_of_many_unknown_settings_is_refused_at_once(
+    tmp_path: Path, nested: bool
+) -> None:
+    keys = {f"max_stalenes{number}": 1 for number in range(2200)}
+    data = json.dumps({"parameters": keys} if nested else keys).encode()
+    async with opened("train", tmp_path) as door:
+        head = door.head(Content_Length=str(len(data)))
+        status, _, body = await door.ask(head + data)
+        assert 422 == status
+        (found,) = json.loads(body)["errors"]
+        assert "at most 64 values" == found["accepted"]
+
+
+async def test_an_answer_lists_a_few_dozen_problems_at_most() -> None:
+    found = problems.invalid_settings(ConfigError([Problem(f"a.{n}", n, "x") for n in range(100)]))
+    assert 32 == len(found.more["errors"])  # type: ignore[arg-type]  # a list
+    assert "there are 68 more" in found.detail

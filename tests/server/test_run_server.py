@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import stat
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -325,6 +326,28 @@ async def test_a_resource_shows_its_live_settings(
     assert keys == set(await response.json())
     assert '"1"' == response.headers["ETag"]
     assert "application/merge-patch+json" == response.headers["Accept-Patch"]
+
+
+async def test_a_change_imports_allowed_modules_only(
+    client: Client, run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_someone.py").write_text(
+        "from os import system\nfrom tianflow_controllers.open_loop import OpenLoop as Base\n"
+        "class Controller(Base): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "of_someone:Controller"
+    found = await problem(await patch(client, "balance", {"controller": ["staleness", name]}), 422)
+    assert "balance.controller" == found["errors"][0]["path"]
+    assert "of_someone" not in sys.modules
+    http = run.config.http.model_copy(update={"allowed_imports": ("of_someone",)})
+    run.config = run.config.model_copy(update={"http": http})
+    await problem(await patch(client, "balance", {"controller": "of_someone:system"}), 422)
+    assert 200 == (await patch(client, "balance", {"controller": name})).status
+    # a controller in force may be sent back, although its module is not allowed
+    http = run.config.http.model_copy(update={"allowed_imports": ()})
+    run.config = run.config.model_copy(update={"http": http})
+    assert 200 == (await patch(client, "balance", {"controller": name})).status
 
 
 async def test_a_patch_is_in_force_and_audited(client: Client, run: FakeRun) -> None:

@@ -21,7 +21,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError
-from tianflow.rundir.control_file import SERVICE, ControlFile
+from tianflow.rundir.control_file import SERVICE, ControlFile, ProcessIdentity
 from tianflow.server.common import console
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
 from tianflow.server.run.server import serve
@@ -421,30 +421,18 @@ async def test_a_pending_run_is_not_started_while_the_service_stops(tmp_path: Pa
 
 
 async def test_a_service_waits_for_a_process_of_a_killed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    left = asyncio.Event()
     async with opened(tmp_path) as world:
         await world.submit("a")
         await until(up(world, "a"))
-    read = ControlFile.read
-
-    class Left(ControlFile):
-        @property
-        def alive(self) -> bool:
-            return not left.is_set()
-
-    def reading(directory: Path, name: str = "control.json") -> ControlFile | None:
-        if directory.name == "a" and not left.is_set():
-            return Left(run="a", pid=1, start_time=0, address="", token="", read_token="")
-        return read(directory, name)
-
-    monkeypatch.setattr(ControlFile, "read", reading)
+    left = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=-1)
+    await asyncio.to_thread(lambda: world.files.record_process("a", ProcessIdentity.of(left.pid)))
     async with opened(tmp_path) as restarted:
         await until(lambda: "a" in restarted.manager.active)
         await asyncio.sleep(0.3)
         assert "a" not in restarted.processes
-        left.set()
+        await left.communicate(b"\n")
         await until(up(restarted, "a"))
 
 

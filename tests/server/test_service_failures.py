@@ -7,15 +7,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.server.test_service import CONTROL, JSON, RUNS, SMALL, World, until, with_a_run
+from tianflow.config.loading import load_config
+from tianflow.config.model import HttpSettings
+from tianflow.errors import ConfigError
 from tianflow.server.common import sse as streams
 from tianflow.server.service import run_client, run_manager
+from tianflow.server.service.service import ServiceSettings, serving
+from tianflow.server.service.store import RunStore, StoreError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -209,3 +219,80 @@ async def test_text_that_a_file_cannot_hold_is_refused(world: World) -> None:
     )
     response = await world.client.post(RUNS, data=f'{{"config": {config}}}', headers=CONTROL | JSON)
     assert 422 == response.status, await response.text()
+
+
+async def test_a_locked_store_is_answered_together_and_readiness_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await asyncio.to_thread(
+        sqlite3.connect,
+        world.files.own / "runs.sqlite",
+        check_same_thread=False,
+        isolation_level=None,
+    )
+    execute = RunStore._execute
+
+    def write_first(store: RunStore, statement: str, *values: object) -> list[Any]:
+        """Every call becomes one that writes, which a lock refuses."""
+        execute(store, "UPDATE runs SET reason = reason")
+        return execute(store, statement, *values)
+
+    monkeypatch.setattr(RunStore, "_execute", write_first)
+    await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
+    began = time.monotonic()
+    asked = [world.client.get(RUNS, headers=CONTROL) for _ in range(8)]
+    answers = asyncio.gather(*asked)
+    await asyncio.sleep(0.05)
+    ready = await world.client.get("/readyz")
+    assert 503 == ready.status
+    assert "did not answer within" in (await ready.json())["detail"]
+    assert time.monotonic() - began < 2.0
+    assert {503} == {answer.status for answer in await answers}
+    assert time.monotonic() - began < 5.0
+    await asyncio.to_thread(other.execute, "ROLLBACK")
+    await asyncio.to_thread(other.close)
+    assert 200 == (await world.client.get("/readyz")).status
+
+
+async def test_a_store_that_was_removed_is_reported_and_accepts_nothing(world: World) -> None:
+    assert 200 == (await world.client.get("/readyz")).status
+    await asyncio.to_thread(shutil.rmtree, world.files.own)
+    ready = await world.client.get("/readyz")
+    assert 503 == ready.status
+    assert "was deleted or replaced" in (await ready.json())["detail"]
+    response = await world.client.post(
+        RUNS, data=json.dumps({"config": SMALL}), headers=CONTROL | JSON
+    )
+    assert 503 == response.status
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_an_empty_store_beside_runs_is_refused(tmp_path: Path, found: bool) -> None:
+    def prepare() -> None:
+        (tmp_path / ".service").mkdir()
+        (tmp_path / ".service" / "runs.sqlite").touch()
+        if found:
+            (tmp_path / "a").mkdir()
+            (tmp_path / "a" / "config.toml").touch()
+
+    await asyncio.to_thread(prepare)
+    settings = ServiceSettings(runs_dir=tmp_path, http=HttpSettings(), limit=1)
+    with pytest.raises(StoreError, match="holds runs: a;") if found else nullcontext():
+        async with serving(settings):
+            pass
+
+
+async def test_a_control_file_that_cannot_be_written_leaves_no_token(tmp_path: Path) -> None:
+    await asyncio.to_thread((tmp_path / "service.json").mkdir)
+    settings = ServiceSettings(runs_dir=tmp_path, http=HttpSettings(), limit=1)
+    with pytest.raises(ConfigError, match=r"service\.json.*cannot be written"):
+        async with serving(settings):
+            pass
+    left = await asyncio.to_thread(lambda: [path.name for path in tmp_path.iterdir()])
+    assert [".service", "service.json"] == sorted(left)
+
+
+@pytest.mark.parametrize("name", ["service.json", "Service.JSON"])
+def test_a_run_cannot_have_the_name_of_a_file_of_the_service(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.name.*is reserved"):
+        load_config(SMALL | {"run": {"name": name}})

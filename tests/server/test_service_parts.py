@@ -4,9 +4,11 @@ put together.
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import stat
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support import environments
 from tests.support.fakes_run import FakeRun
 from tests.support.refusing import full_disk
+from tianflow.config.imports import require_allowed, require_trusted
 from tianflow.errors import ConfigError
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.server.service import run_process
-from tianflow.server.service.import_allowlist import require_allowed
 from tianflow.server.service.metrics import ServiceCollector, exposition
 from tianflow.server.service.run_process import RunFiles
 from tianflow.server.service.store import ReusedKeyError, RunStore, StoreError, TakenError
@@ -324,6 +327,83 @@ def test_objects_of_modules_that_are_not_allowed_are_refused(
 )
 def test_installed_and_allowed_names_pass(section: str, key: str, value: object) -> None:
     require_allowed({section: {key: value}}, ["tests.support.environments"])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("env.id", "tests.support.environments:gym.Env", "an attribute with a dot"),
+        ("env.id", "tests.support.environments:CounterEnv.__init__", "an attribute with a dot"),
+        ("env.wrappers", "tests.support.environments:np", "is not a class or a function"),
+        ("network.name", "tests.support.environments:spaces", "is not a class or a function"),
+        ("metrics.sinks", "tests.support.environments:Path", "is defined in 'pathlib'"),
+        ("env.kwargs.maker", "tests.support.environments:Path", "is defined in 'pathlib'"),
+    ],
+)
+def test_objects_that_an_allowed_module_imports_are_refused(
+    path: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environments, "Path", Path, raising=False)
+    monkeypatch.setattr(environments, "np", os, raising=False)
+    monkeypatch.setattr(environments, "spaces", os, raising=False)
+    with pytest.raises(ConfigError, match=reason):
+        require_allowed({path: value}, ["tests.support.environments"])
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metrics.kwargs.tensorboard.directory", "elsewhere"),
+        ("metrics.kwargs.tensorboard", {"directory": "/elsewhere"}),
+        ("metrics.kwargs", {"mlflow": {"tracking_uri": "sqlite:///x.db"}}),
+        ("metrics", {"kwargs": {"mlflow": {"tracking_uri": "runs"}}}),
+        ("metrics.kwargs.mlflow.experiment", "http://elsewhere"),
+        ("metrics.kwargs.wandb.dir", "x"),
+        ("metrics.kwargs.wandb.settings.root_dir", "x"),
+        ("metrics.kwargs.wandb.tags", ["a", "../x"]),
+        ("env.kwargs.log", "/etc/passwd"),
+        ("env.kwargs", {"files": [{"name": "a/../../x"}]}),
+        ("env.kwargs.log", ".."),
+        ("env.kwargs.log", "~/x"),
+        ("env.kwargs.log", "file:///x"),
+        ("network.kwargs.weights", "/x"),
+    ],
+)
+def test_places_outside_of_the_run_are_refused_once_by_path(path: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_allowed({path: value}, [])
+    (problem,) = caught.value.problems
+    assert problem.path.startswith(path)
+    assert problem.accepted
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metrics.kwargs.tensorboard.flush_s", 1.0),
+        ("metrics.kwargs", {"wandb": {"project": "robots", "tags": ["a b", "c"]}}),
+        ("metrics.kwargs", {"tests.support.environments:CounterEnv": {"text": "a.b"}}),
+        ("env.kwargs", {"mode": "1/2", "map": "maps/a.xml", "dots": "a..b", "web": "http://x/"}),
+    ],
+)
+def test_other_arguments_pass(path: str, value: object) -> None:
+    require_allowed({path: value}, ["tests.support.environments"])
+
+
+def test_settings_that_are_not_allowed_import_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "never_imported.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    tables = {"env": {"id": "never_imported:Env"}}
+    with pytest.raises(ConfigError):
+        require_allowed(tables, ["tests.support.environments"])
+    for trust in (False, ["tests"], []):
+        with pytest.raises(ConfigError, match="--trust"):
+            require_trusted(tables, trust)
+    for trust in (True, ["never_imported"]):
+        require_trusted(tables, trust)
+    assert "never_imported" not in sys.modules
 
 
 def test_a_module_with_the_prefix_of_an_allowed_one_is_not_allowed() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tianflow import plugins
+from tianflow.config import spaces
 from tianflow.config.loading import load_config
 from tianflow.core.payloads import Version
 from tianflow.planning import validation
@@ -31,5 +32,10 @@ def checkpoint(folder: Path, sections: Sections) -> Path:
     store = CheckpointStore(folder / "a-run" / "checkpoints", keep=1)
     staged = store.stage()
     state = write_state(staged, learner.state_dict())
-    manifest = {"config": json.loads(config.model_dump_json()), "env_steps": 1234}
+    assert spec is not None
+    manifest = {
+        "config": json.loads(config.model_dump_json()),
+        "env_steps": 1234,
+        "environment": spaces.to_json(spec),
+    }
     return store.publish(staged, version=Version(1, 10), state=state, manifest=manifest)

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError, printable
 
 RUNS = Path("runs")
 
@@ -80,6 +80,9 @@ CheckpointArgument = Annotated[
         help="Checkpoint, or run with its newest checkpoint.",
         autocompletion=complete_any_run,
     ),
+]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import the modules that the checkpoint names.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON output.")]
 
@@ -146,6 +149,11 @@ def open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Write text, which may be foreign, to stdout or stderr."""
+    typer.echo(printable(text), err=err, nl=nl)
+
+
 def print_error(text: str) -> None:
     """Write a line to stderr."""
-    typer.echo(text, err=True)
+    echo(text, err=True)

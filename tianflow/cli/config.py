@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.cli.common import exit_codes
+from tianflow.cli.common import echo, exit_codes
 
 if TYPE_CHECKING:
     from tianflow.config.describe import Setting
@@ -26,7 +26,7 @@ def list_configs() -> None:
             .replace("\n#", "")
             .removeprefix("# ")
         )
-        typer.echo(f"{name:{width}}  {comment.partition('. ')[0].rstrip('.')}")
+        echo(f"{name:{width}}  {comment.partition('. ')[0].rstrip('.')}")
 
 
 def explain(
@@ -44,7 +44,7 @@ def explain(
     from tianflow.config.describe import find
 
     with exit_codes():
-        typer.echo("\n".join(_sections() if name is None else map(_lines, find(name))))
+        echo("\n".join(_sections() if name is None else map(_lines, find(name))))
 
 
 def _lines(setting: Setting) -> str:

@@ -9,11 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, AsJson, CheckpointArgument, RunsDir, exit_codes
+from tianflow.cli.common import RUNS, AsJson, CheckpointArgument, RunsDir, Trust, echo, exit_codes
 
 
 def evaluate_checkpoint(
-    checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | None, video_episodes: int
+    checkpoint: str,
+    *,
+    runs_dir: Path,
+    episodes: int,
+    video: Path | None,
+    video_episodes: int,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Returns over ``episodes`` episodes. With ``video``, a directory, also ``videos``: path,
     return and length of each recorded episode.
@@ -34,7 +40,8 @@ def evaluate_checkpoint(
     from tianflow.rundir.checkpoints import resolve
 
     path = resolve(checkpoint, runs_dir)
-    policy = api.load_policy(path, runs_dir=runs_dir)
+    policy = api.load_policy(path, runs_dir=runs_dir, trust=trust)
+    policy.require_environment()
     if video is None:
         return play(policy, episodes=episodes)
     recorded = recording.record(
@@ -67,6 +74,7 @@ def evaluate(
     video_episodes: Annotated[
         int, typer.Option(min=1, help="Number of recorded episodes, one file each.")
     ] = 3,
+    trust: Trust = False,
     json_line: AsJson = False,
 ) -> None:
     """Evaluate the policy of CHECKPOINT on whole episodes.
@@ -83,12 +91,11 @@ def evaluate(
             episodes=episodes,
             video=video,
             video_episodes=video_episodes,
+            trust=trust,
         )
     if json_line:
-        typer.echo(json.dumps(result))
+        echo(json.dumps(result))
         return
-    typer.echo(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes")
+    echo(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes")
     for video_ in result.get("videos", ()):
-        typer.echo(
-            f"{video_['path']}: return {video_['episode_return']:.2f} in {video_['length']} steps"
-        )
+        echo(f"{video_['path']}: return {video_['episode_return']:.2f} in {video_['length']} steps")

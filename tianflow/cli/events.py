@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.cli.common import RUNS, RunArgument, RunsDir, exit_codes
+from tianflow.cli.common import RUNS, RunArgument, RunsDir, echo, exit_codes
 
 if TYPE_CHECKING:
     from tianflow.cli.client import RequestError, StreamedEvent
@@ -50,7 +50,7 @@ def events(
         for event in listen(runs_dir, run, follow=follow):
             if brief and event.kind in FREQUENT:
                 continue
-            typer.echo(json_line(event) if as_json else line(event))
+            echo(json_line(event) if as_json else line(event))
 
 
 def listen(

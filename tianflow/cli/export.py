@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, CheckpointArgument, RunsDir, exit_codes
+from tianflow.cli.common import RUNS, CheckpointArgument, RunsDir, Trust, echo, exit_codes
 from tianflow.export import ExportError
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ FORMAT = 1
 SUFFIXES = (".pt2", ".onnx")
 
 
-def write_export(checkpoint: str | Path, output: Path, *, runs_dir: Path) -> None:
+def write_export(
+    checkpoint: str | Path, output: Path, *, runs_dir: Path, trust: bool = False
+) -> None:
     """Write the policy of ``checkpoint`` to ``output``, whole or not at all. An existing file is
     replaced.
 
@@ -37,7 +39,7 @@ def write_export(checkpoint: str | Path, output: Path, *, runs_dir: Path) -> Non
     from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
     found = CheckpointStore.load(resolve(str(checkpoint), runs_dir))
-    loaded = api.load_policy(found.path, runs_dir=runs_dir)
+    loaded = api.load_policy(found.path, runs_dir=runs_dir, trust=trust)
     write = formats.to_pt2 if output.suffix == ".pt2" else formats.to_onnx
     _replace(output, write(Deployed(loaded), metadata(found, loaded)))
 
@@ -107,11 +109,12 @@ def export(
         ),
     ],
     runs_dir: RunsDir = RUNS,
+    trust: Trust = False,
 ) -> None:
     """Write a policy as a program that runs without tianflow.
 
     Its inputs are raw observations by name, its outputs are actions.
     """
     with exit_codes():
-        write_export(checkpoint, output, runs_dir=runs_dir)
-    typer.echo(str(output))
+        write_export(checkpoint, output, runs_dir=runs_dir, trust=trust)
+    echo(str(output))

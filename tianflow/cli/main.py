@@ -25,6 +25,7 @@ from tianflow.cli.common import (
     complete_any_run,
     complete_config,
     complete_run,
+    echo,
     exit_codes,
     open_standard_streams,
     print_error,
@@ -56,7 +57,7 @@ def _print_version(requested: bool) -> None:
     if requested:
         from tianflow import __version__
 
-        typer.echo(f"tianflow {__version__}")
+        echo(f"tianflow {__version__}")
         raise typer.Exit
 
 
@@ -226,13 +227,13 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
             f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}"
             for leaf in spec.observation
         )
-        typer.echo(
+        echo(
             f"environment: {spec.num_envs} x {spec.id}, {leaves}; {spec.action.kind} "
             f"actions, {spec.autoreset} autoreset"
         )
     for sentence in validation.advice:
-        typer.echo(f"note: {sentence}")
-    typer.echo(f"{config}: valid")
+        echo(f"note: {sentence}")
+    echo(f"{config}: valid")
 
 
 @app.command("check-env")
@@ -270,7 +271,7 @@ def check_env(
             else _load(config or "", None).env
         )
         report = checking.check(settings, steps=steps)
-    typer.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))
+    echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))
     raise typer.Exit(0 if report.usable else 1)
 
 
@@ -286,10 +287,10 @@ def examine(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
     findings = doctor.examine(runs_dir)
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        echo(json.dumps([asdict(finding) for finding in findings]))
     else:
         for finding in findings:
-            typer.echo(
+            echo(
                 f"{finding.level:8}{finding.name}: {finding.value}"
                 + (f" -> {finding.advice}" if finding.advice else "")
             )
@@ -312,7 +313,7 @@ def config_show(
     with exit_codes():
         from tianflow.config.loading import to_toml
 
-        typer.echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
+        echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
 
 
 config_app.command("list")(list_configs)
@@ -343,7 +344,7 @@ def diagnose(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJs
     from tianflow.cli import status as run_status
 
     with exit_codes():
-        typer.echo(run_status.ask(runs_dir, run, as_json=as_json))
+        echo(run_status.ask(runs_dir, run, as_json=as_json))
 
 
 app.command()(events)
@@ -374,11 +375,11 @@ def get_settings(
     with exit_codes():
         found, key = client.get(runs_dir, words or [])
     if as_json:
-        typer.echo(json.dumps(found[key] if key else found))
+        echo(json.dumps(found[key] if key else found))
         return
     for name, value in found.items():
         text = "null" if value is None else toml_value(value)
-        typer.echo(text if key else f"{name} = {text}")
+        echo(text if key else f"{name} = {text}")
 
 
 @app.command("set")
@@ -416,9 +417,7 @@ def set_settings(
         values = {key: value for section in changes.values() for key, value in section.items()}
         contact = client.find(runs_dir, run)
         answer = client.change(contact, resources.pop(), values)
-    typer.echo(
-        f"{contact.run}: {', '.join(assignments)}, generation {answer.get('generation', '?')}"
-    )
+    echo(f"{contact.run}: {', '.join(assignments)}, generation {answer.get('generation', '?')}")
 
 
 @app.command()
@@ -445,7 +444,7 @@ def scale(
     with exit_codes():
         contact = client.find(runs_dir, words[0] if len(words) == 2 else None)
         answer = client.change(contact, "actors", {"count": int(count)})
-    typer.echo(f"{contact.run}: {count} actors, generation {answer.get('generation', '?')}")
+    echo(f"{contact.run}: {count} actors, generation {answer.get('generation', '?')}")
 
 
 def _act(action: str, run: str | None, runs_dir: Path, note: str = "") -> None:
@@ -454,7 +453,7 @@ def _act(action: str, run: str | None, runs_dir: Path, note: str = "") -> None:
     with exit_codes():
         contact = client.find(runs_dir, run)
         answer = client.request(contact, "POST", f"/{action}")
-    typer.echo(f"{contact.run}: {answer.get('state', action)}{note}")
+    echo(f"{contact.run}: {answer.get('state', action)}{note}")
 
 
 @app.command()

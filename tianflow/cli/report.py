@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.cli.common import RUNS, RunsDir, complete_any_run, exit_codes
+from tianflow.cli.common import RUNS, RunsDir, complete_any_run, echo, exit_codes
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -65,4 +65,4 @@ def report(
         directory = find(run, runs_dir)
         path = directory / NAME if output is None else output
         write_report(directory, path, now=dt.datetime.now(dt.UTC))
-    typer.echo(str(path))
+    echo(str(path))

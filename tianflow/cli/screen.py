@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tianflow.core.formatting import DASH, duration, number
+from tianflow.errors import printable
 from tianflow.interfaces import RunControl
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import (
@@ -112,7 +113,9 @@ def make_screen(*, run: RunControl, console: Console, plain: bool) -> Screen | P
     if plain or not console.is_terminal:
         return PlainLines(
             run=run,
-            write=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+            write=lambda line: console.print(
+                printable(line), markup=False, highlight=False, soft_wrap=True
+            ),
         )
     return Screen(run=run, console=console)
 
@@ -156,7 +159,8 @@ def drawing(run: RunDocument) -> Group:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in _rows(run):
-        table.add_row(name, text)
+        shown = printable(text.plain)
+        table.add_row(name, text if shown == text.plain else Text(shown))
     return Group(title, table)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, AsJson, ConfigArgument, Overrides, RunsDir, exit_codes
+from tianflow.cli.common import RUNS, AsJson, ConfigArgument, Overrides, RunsDir, echo, exit_codes
 
 if TYPE_CHECKING:
     from tianflow.cli.client import RequestError
@@ -107,7 +107,7 @@ def _announce(server: Server, tokens: Tokens, limit: int) -> None:
         if tokens.control and sys.stderr.isatty()
         else f"{server.address}/"
     )
-    typer.echo(f"serving at {server.address}, {limit} concurrent runs; console: {page}", err=True)
+    echo(f"serving at {server.address}, {limit} concurrent runs; console: {page}", err=True)
 
 
 def submit(
@@ -145,7 +145,7 @@ def submit(
             )
         except client.RequestError as error:
             raise _user_paths(error) from error
-    typer.echo(json.dumps(answer) if as_json else f"{answer['id']}: {answer['state']}")
+    echo(json.dumps(answer) if as_json else f"{answer['id']}: {answer['state']}")
 
 
 def _user_paths(error: RequestError) -> TianflowError:

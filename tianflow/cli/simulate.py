@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.cli.common import RUNS, AsJson, ConfigArgument, RunsDir, exit_codes, print_error
+from tianflow.cli.common import RUNS, AsJson, ConfigArgument, RunsDir, echo, exit_codes, print_error
 from tianflow.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def simulate(
             seed=seed,
         )
     if as_json:
-        typer.echo(
+        echo(
             json.dumps(
                 {
                     **outcome.document(),
@@ -103,7 +103,7 @@ def simulate(
     else:
         assumed = [f"assumed: {_listed(simulation.assumed)}"] if simulation.assumed else []
         changed = _listed(simulation.rates.model_dump(exclude_defaults=True))
-        typer.echo("\n".join([f"rates: {changed}", *assumed, *outcome.lines()]))
+        echo("\n".join([f"rates: {changed}", *assumed, *outcome.lines()]))
     raise typer.Exit(1 if outcome.bottleneck == "stalled" else 0)
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.cli import client
-from tianflow.cli.common import RUNS, AsJson, RunArgument, RunsDir, exit_codes
+from tianflow.cli.common import RUNS, AsJson, RunArgument, RunsDir, echo, exit_codes
+from tianflow.errors import printable
 from tianflow.rundir.summary import SUMMARY, partial_document, read_summary
 
 if TYPE_CHECKING:
@@ -42,14 +43,14 @@ def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson
     with exit_codes():
         documents = gather(runs_dir) if run is None else [_one(runs_dir, run)]
     if as_json:
-        typer.echo(json.dumps(documents if run is None else documents[0]))
+        echo(json.dumps(documents if run is None else documents[0]))
     elif documents:
         _print(table(documents))
         for document in documents:
             if document["state"] == "failed" and document.get("reasons"):
-                typer.echo(f"{document['id']}: {'; '.join(document['reasons'])}")
+                echo(f"{document['id']}: {'; '.join(document['reasons'])}")
     else:
-        typer.echo(f"no active run in {str(runs_dir)!r}{_inactive(runs_dir)}")
+        echo(f"no active run in {str(runs_dir)!r}{_inactive(runs_dir)}")
 
 
 def _inactive(runs_dir: Path) -> str:
@@ -154,7 +155,7 @@ def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
 
     with exit_codes():
         contact = (client.service(runs_dir) if run is None else None) or client.find(runs_dir, run)
-    typer.echo(
+    echo(
         f"{contact.address}/#token={contact.token}"
         + (f"&run={quote(contact.run)}" if contact.run else "")
     )
@@ -204,7 +205,7 @@ def table(documents: Iterable[Mapping[str, Any]]) -> Table:
     for name in COLUMNS:
         made.add_column(name, no_wrap=True)
     for document in documents:
-        made.add_row(*(_cell(document, path) for path in COLUMNS.values()))
+        made.add_row(*(printable(_cell(document, path)) for path in COLUMNS.values()))
     return made
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from tianflow.api import Prepared, Session, opened, prepare
 from tianflow.cli.screen import LastingConsole, make_screen, summary_text
 from tianflow.config.model import Config
-from tianflow.errors import ConfigError, Problem, RunError
+from tianflow.errors import ConfigError, Problem, RunError, printable
 from tianflow.hosts import event_loop as loops
 from tianflow.logs import configure
 from tianflow.rundir.summary import EOF, lost
@@ -54,7 +54,7 @@ def run(
         text = (
             json.dumps(summary)
             if json_line
-            else summary_text(summary) + _next_steps(prepared.directory, summary)
+            else printable(summary_text(summary) + _next_steps(prepared.directory, summary))
         )
         sys.stdout.write(f"{text}\n")
         if json_line and (unsaved := lost(summary)):
@@ -121,8 +121,8 @@ async def _run_with_screen(
 def _show_failure(error: RunError) -> None:
     """Print the first error, as the last output."""
     if error.details:
-        sys.stderr.write(error.details.rstrip() + "\n")
-    sys.stderr.write(f"tianflow: {error.component}: {error.summary}\n")
+        sys.stderr.write(printable(error.details.rstrip()) + "\n")
+    sys.stderr.write(printable(f"tianflow: {error.component}: {error.summary}") + "\n")
 
 
 def _address_line(session: Session, *, terminal: bool) -> str:

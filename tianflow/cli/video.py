@@ -65,6 +65,7 @@ def record(
         EnvironmentFailedError: the environment fails during an episode.
     """
     require_possible(directory)
+    policy.require_environment()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".", dir=directory))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -172,14 +173,18 @@ def write_toml(
     heading: str = "",
     before_it_counts: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write ``config`` to the file ``path``, atomically.
+    """Write ``config`` to the file ``path``, atomically. Only its owner can read it, because
+    arguments of environments and sinks may be secret.
 
     Raises:
         OSError: the file cannot be written; the error names it.
     """
     written = path.with_name(f".{path.name}")
     try:
-        written.write_text(heading + to_toml(config), encoding="utf-8")
+        written.unlink(missing_ok=True)
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(heading + to_toml(config))
         before_it_counts()
         written.replace(path)
     except OSError as error:

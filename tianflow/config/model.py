@@ -380,6 +380,8 @@ class HttpSettings(Section):
     """Port to listen on; 0: any free port, which is printed."""
     allowed_hosts: tuple[str, ...] = ()
     """Accepted host names, in addition to localhost and the bound address."""
+    allowed_imports: tuple[str, ...] = ()
+    """Modules whose objects a change over HTTP may name."""
     max_streams: Annotated[int, Field(ge=0)] = 32
     """Largest number of open event streams. Further ones are refused."""
     max_connections: Annotated[int, Field(ge=1)] = 256

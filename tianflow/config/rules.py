@@ -24,6 +24,10 @@ SCHEDULE_LIMITS = ("max_env_steps", "max_updates", "max_seconds")
 # --------------------------------------------------------------------------------------------------
 
 
+RESERVED = frozenset({"service.json"})
+"""Names that no run may have."""
+
+
 def controllers(config: Config) -> tuple[str, ...]:
     """Names of the active controllers."""
     controller = config.balance.controller
@@ -132,6 +136,7 @@ def rate_limits(config: Config) -> RateLimits:
 def check(config: Config) -> list[Problem]:
     """Problems of the combination of settings, each with its consequence."""
     return [
+        *_check_run_name(config),
         *_check_names(config),
         *_check_balance(config),
         *_check_minibatch(config),
@@ -140,6 +145,14 @@ def check(config: Config) -> list[Problem]:
         *_check_sinks(config),
         *_check_replay(config),
     ]
+
+
+def _check_run_name(config: Config) -> list[Problem]:
+    name = config.run.name
+    if name is None or name.lower() not in RESERVED:
+        return []
+    message = "is reserved: a service has a file of this name in the directory of the runs"
+    return [Problem("run.name", name, message, "another name")]
 
 
 def _check_names(config: Config) -> list[Problem]:

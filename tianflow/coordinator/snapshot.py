@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tianflow.config import spaces
 from tianflow.core.payloads import HEARTBEAT_S
 from tianflow.core.statistics import Diagnosis, LedgerSnapshot, RunStatistics
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.logs import logger
 from tianflow.observability.diagnosis import DiagnosisWindow
-from tianflow.planning.resuming import environment_document
 from tianflow.rundir.summary import SUMMARY, summarise
 
 if TYPE_CHECKING:
@@ -183,13 +183,13 @@ class RunSnapshot:
             **replay,
             "run": self._id,
             "revision": self._live.revision,
-            "environment": environment_document(self._spec),
             "env_steps": self.env_steps,
             "samples": saved.samples,
             "episodes": self._target.episodes.count,
             "elapsed_s": self._lifecycle.elapsed_s(time.monotonic()),
             "trained_s": self._lifecycle.trained_s(time.monotonic()),
             "config": json.loads(self._live.config.model_dump_json()),
+            "environment": spaces.to_json(self._spec),
             "recent_returns": list(self._target.episodes.returns),
             "evaluation": self._evaluation.newest,
         }

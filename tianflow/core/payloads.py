@@ -6,6 +6,7 @@ takes twice as long to create.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -45,6 +46,19 @@ class LeafSpec:
     shape: tuple[int, ...]
     dtype: str
     categories: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLeaf:
+    """Form of one leaf in the environment, before it is stored.
+
+    ``keys`` lead to it in a nested observation; a key of a Tuple is a number. ``start``, flat, is
+    subtracted from the values; empty: nothing.
+    """
+
+    keys: tuple[str, ...]
+    dtype: str
+    start: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +113,8 @@ class EnvironmentSpec:
     autoreset: Autoreset
     action_mask: bool = False
     frames_per_step: int = 1
+    source: tuple[SourceLeaf, ...] = dataclasses.field(default=(), compare=False)
+    """Of each leaf of ``observation``; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.core.payloads import ActionSpec, LeafSpec
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec, SourceLeaf
 from tianflow.errors import ConfigError, Problem
 
 Array = NDArray[Any]
@@ -95,6 +95,19 @@ def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any] | None:
     return follow
 
 
+def _follower(keys: tuple[str, ...]) -> Callable[[Any], Any] | None:
+    """As `_getter`, with keys of a Tuple as text."""
+    if not keys:
+        return None
+
+    def follow(observation: Any) -> Any:
+        for key in keys:
+            observation = observation[int(key) if isinstance(observation, tuple | list) else key]
+        return observation
+
+    return follow
+
+
 class RawLeaf(NamedTuple):
     """Form of a leaf in the environment: dtype, and the start that `ObservationCodec` subtracts."""
 
@@ -125,6 +138,36 @@ class ObservationCodec:
             leaf.name: RawLeaf(dtype, start) for leaf, _, start, dtype in found
         }
         self._steps = tuple((leaf.name, _getter(path), start) for leaf, path, start, _ in found)
+        self.source = tuple(
+            SourceLeaf(
+                tuple(map(str, path)),
+                dtype,
+                () if start is None else tuple(int(value) for value in np.ravel(start)),
+            )
+            for _, path, start, dtype in found
+        )
+        """The same for a process without the environment."""
+
+    @classmethod
+    def from_spec(cls, spec: EnvironmentSpec) -> ObservationCodec:
+        """The codec of an environment that does not exist here. ``spec.source`` must be known."""
+        self = cls.__new__(cls)
+        self.leaves, self.source = spec.observation, spec.source
+        starts = {
+            leaf.name: np.array(source.start, np.int64).reshape(leaf.shape)
+            if source.start
+            else None
+            for leaf, source in zip(spec.observation, spec.source, strict=True)
+        }
+        self.raw = {
+            leaf.name: RawLeaf(source.dtype, starts[leaf.name])
+            for leaf, source in zip(spec.observation, spec.source, strict=True)
+        }
+        self._steps = tuple(
+            (leaf.name, _follower(source.keys), starts[leaf.name])
+            for leaf, source in zip(spec.observation, spec.source, strict=True)
+        )
+        return self
 
     def encode(self, observation: Any, destinations: Arrays) -> None:
         """Copy a batched observation ({or tuples of} [N, *leaf]) to ``destinations`` {leaf: [N,

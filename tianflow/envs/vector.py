@@ -146,6 +146,7 @@ class VectorEnvironment:
             self.num_envs,
             autoreset_of(vector.metadata),
             frames_per_step=frames_per_step,
+            source=self.observations.source,
         )
         """`has_masks` is known after the first `reset`; the ``action_mask`` of the specification is
         not set.

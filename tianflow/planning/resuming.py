@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from math import isfinite
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from tianflow.config import spaces
 from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
-from tianflow.errors import Problem
+from tianflow.errors import CheckpointError, Problem
 
 ENVIRONMENT = ("id", "kwargs", "wrappers", "vectorization")
 """Settings of ``env`` that can change the spaces."""
@@ -29,21 +26,11 @@ CONSEQUENCE = "so the saved state cannot be loaded"
 _MISSING = object()
 
 
-def environment_document(spec: EnvironmentSpec) -> dict[str, Any]:
-    """``spec`` as strict JSON, for a manifest. Infinite numbers become strings."""
-    document = asdict(spec)
-    for name in ("low", "high"):
-        document["action"][name] = [
-            value if isfinite(value) else str(value) for value in document["action"][name]
-        ]
-    return document
-
-
 def read_environment(document: object) -> EnvironmentSpec | None:
-    """The result of `environment_document` as a spec; None if it is not one."""
+    """The specification in a manifest (`tianflow.config.spaces`); None if it is not one."""
     try:
-        return TypeAdapter(EnvironmentSpec).validate_json(json.dumps(document))
-    except (ValidationError, TypeError, ValueError, RecursionError):
+        return spaces.from_json(document)
+    except CheckpointError:
         return None
 
 

@@ -45,6 +45,22 @@ def require_valid(config: Config) -> Validation:
     return validation
 
 
+def require_environment(config: Config) -> EnvironmentSpec:
+    """Make the environment once, and check ``config`` against it. Names that the environment and
+    the policy do not need are not imported. Raises `ConfigError`.
+    """
+    spec = _probe(config)
+    require_fit(config, spec)
+    return spec
+
+
+def require_fit(config: Config, spec: EnvironmentSpec) -> None:
+    """Check ``config`` against a known environment, without making one. Raises `ConfigError`."""
+    problems = _check_against(config, spec)
+    if problems:
+        raise ConfigError(problems)
+
+
 def _probe(config: Config) -> EnvironmentSpec:
     from tianflow import envs  # Gymnasium takes a while to import
 

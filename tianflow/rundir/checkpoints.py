@@ -487,7 +487,9 @@ def _matches(path: Path, state: StateFile) -> bool:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
+    """Write a new file. Only its owner can read it: the manifest holds the settings."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

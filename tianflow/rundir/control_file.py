@@ -34,6 +34,30 @@ def process_start_time(pid: int) -> int | None:
     return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process. A pid alone does not identify it, because a pid is reused."""
+
+    pid: int
+    start_time: int | None
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """The process that has ``pid`` now."""
+        return cls(pid, process_start_time(pid))
+
+    @property
+    def alive(self) -> bool:
+        """True while the process exists."""
+        return self.start_time is not None and process_start_time(self.pid) == self.start_time
+
+    def kill(self) -> None:
+        """Kill the process if it exists."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFile:
     """The address and tokens of a run (``run`` is "" for a service).
@@ -76,8 +100,7 @@ class ControlFile:
     @property
     def alive(self) -> bool:
         """True while the process that wrote the file exists."""
-        started = process_start_time(self.pid)
-        return started is not None and started == self.start_time
+        return ProcessIdentity(self.pid, self.start_time).alive
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -88,21 +111,20 @@ class ControlFile:
         """HTTP path of the run, or of a resource of it."""
         return f"/api/v1/runs/{self.run}{rest}"
 
-    def kill(self) -> None:
-        """Kill that process if it exists."""
-        if self.alive:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-
     def write(self, directory: Path, name: str = NAME) -> None:
         """Write the file into ``directory``, whole or not at all, readable by its owner only."""
         temporary = directory / f".{name}.{self.pid}"
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file, indent=2)
-            file.write("\n")
-        temporary.replace(directory / name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(asdict(self), file, indent=2)
+                file.write("\n")
+            temporary.replace(directory / name)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()  # it holds tokens
+            raise
 
     def remove(self, directory: Path, name: str = NAME) -> None:
         """Remove the file, unless another process has replaced it."""

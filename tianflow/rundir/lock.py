@@ -18,7 +18,7 @@ def lock_directory(directory: Path) -> int:
     locks nothing.
 
     Raises:
-        CheckpointError: a run is active in it.
+        CheckpointError: a run is active in it, or it was replaced during the call.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -32,4 +32,11 @@ def lock_directory(directory: Path) -> int:
         ) from None
     except OSError:
         pass
+    try:
+        replaced = not os.path.samestat(os.fstat(descriptor), directory.stat())
+    except FileNotFoundError:
+        replaced = True
+    if replaced:
+        os.close(descriptor)
+        raise CheckpointError(f"{str(directory)!r} was moved or deleted by another process; retry")
     return descriptor

@@ -26,6 +26,12 @@ MAX_REFUSED = 256
 """Maximum number of refused connections that wait; further ones are aborted."""
 LOG_S = 60.0
 """Minimum seconds between two log lines about refusals, so that clients cannot fill the disk."""
+HEAD_S = 10.0
+"""Seconds for a new connection to send its first request head."""
+HALF_OPEN_S = 2.0
+"""Seconds after which a connection without a request head gives way to a new one, if all places
+are taken.
+"""
 RETRY_AFTER_S = 5
 
 log = logger("service")
@@ -46,6 +52,8 @@ class ConnectionLimiter:
         self.refused = 0
         """Number of refused connections that are still open."""
         self.transports: set[asyncio.Transport] = set()
+        self.half_open: dict[asyncio.Transport, float] = {}
+        """Admitted connections without a request head, oldest first, with their start."""
         self.closed = False
         self._logged_at = float("-inf")
         detail = f"The limit of {limit} connections is reached; retry later."
@@ -72,6 +80,12 @@ class ConnectionLimiter:
         if self.open < self._limit:
             return True
         now = asyncio.get_running_loop().time()
+        for transport, started in self.half_open.items():
+            if now - started < HALF_OPEN_S:
+                break
+            if not transport.is_closing():
+                transport.abort()  # its place is free a turn later
+                return True
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
             log.warning("connections are refused", open=self.open, limit=self._limit)
@@ -88,6 +102,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._handler: asyncio.Protocol | None = None
         self._refused: asyncio.TimerHandle | None = None
+        self._head_timeout: asyncio.TimerHandle | None = None
+        self._last = b""
         self.on_lost: set[Callable[[], None]] = set()
         """Called when the client disconnects."""
 
@@ -101,6 +117,9 @@ class Connection(asyncio.Protocol):
             transport.abort()
         elif self._limiter.has_room():
             self._limiter.open += 1
+            loop = asyncio.get_running_loop()
+            self._limiter.half_open[transport] = loop.time()
+            self._head_timeout = loop.call_later(HEAD_S, transport.abort)
             self._handler = self._limiter.server()
             self._handler.connection_made(transport)
         elif self._limiter.refused < MAX_REFUSED:
@@ -114,7 +133,23 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Forward a request; ignore the data of a refused client."""
         if self._handler is not None:
+            if self._head_timeout is not None:
+                self._look_for_head(data)
             self._handler.data_received(data)
+
+    def _look_for_head(self, data: bytes) -> None:
+        """Note the end of the first request head. Its bytes may arrive one by one."""
+        seen = self._last + data
+        self._last = seen[-3:]
+        if b"\r\n\r\n" in seen or b"\n\n" in seen:
+            self._has_head()
+
+    def _has_head(self) -> None:
+        if self._head_timeout is not None:
+            self._head_timeout.cancel()
+            self._head_timeout = None
+        if self._transport is not None:
+            self._limiter.half_open.pop(self._transport, None)
 
     def eof_received(self) -> bool | None:
         """Forward the end of the client's data."""
@@ -136,6 +171,7 @@ class Connection(asyncio.Protocol):
             self._limiter.transports.discard(self._transport)
         if self._handler is not None:
             self._limiter.open -= 1
+            self._has_head()
             self._handler.connection_lost(exc)
         elif self._refused is not None:
             self._limiter.refused -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -10,7 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
+from tianflow.config.imports import require_allowed
 from tianflow.config.model import Config, live_of
+from tianflow.config.rules import controllers
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl
 from tianflow.plugins import nearest
@@ -21,6 +24,8 @@ EXACT = 2**53
 """Up to this number, a float represents every integer exactly."""
 TAGS = r'^(\*|(W/)?"[!#-~\x80-\xff]*"( *, *(W/)?"[!#-~\x80-\xff]*")*)$'
 """Syntax of If-Match (RFC 9110, 13.1.1)."""
+MOST_VALUES = 64
+"""Maximum number of values of a patch, tables included."""
 DEEPEST = 8
 """Maximum levels of a patch; settings have at most three."""
 RESOURCES: dict[str, tuple[str, ...]] = {
@@ -70,8 +75,16 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
         raise ConfigError(
             [Problem(resource, body, "is not a merge patch", "an object of settings")]
         )
-    _check_generation(request, run.generation)
     check_depth(resource, body)
+    check_size(resource, body)
+    # in a thread, because it may import a module
+    await asyncio.to_thread(
+        require_allowed,
+        {resource: body},
+        run.config.http.allowed_imports,
+        known=controllers(run.config),
+    )
+    _check_generation(request, run.generation)
     if body:
         run.change(changes_of(run.config, resource, body), source=f"http:{request.remote}")
     return show(run, resource)
@@ -128,6 +141,23 @@ def check_depth(path: str, value: object, deepest: int = DEEPEST) -> None:
             if isinstance(item, dict | list)
         ]
         level, depth = [item for items in inner for item in items], depth + 1
+
+
+def check_size(path: str, value: object) -> None:
+    """Refuse a patch of more than `MOST_VALUES` values with ConfigError: each may cost a search for
+    the nearest name, on the loop of the coordinator.
+    """
+    level: list[object] = [value]
+    count = 0
+    while level:
+        item = level.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise ConfigError(
+                [Problem(path, None, "has too many values", f"at most {MOST_VALUES} values")]
+            )
+        if isinstance(item, dict | list):
+            level.extend(item.values() if isinstance(item, dict) else item)
 
 
 def _number(text: str) -> float:

@@ -17,6 +17,8 @@ from tianflow.logs import logger
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+MOST_PROBLEMS = 32
+"""Maximum number of problems in one answer."""
 _log = logger("service")
 
 
@@ -73,10 +75,14 @@ def json_response(
 
 def invalid_settings(error: ConfigError) -> ProblemError:
     """422: each refused setting with path, value, reason, accepted values and nearest name."""
-    errors = [_error(problem) for problem in error.problems]
+    errors = [_error(problem) for problem in error.problems[:MOST_PROBLEMS]]
+    unlisted = len(error.problems) - len(errors)
+    detail = "The request was refused as a whole."
+    if unlisted:
+        detail += f" The first {len(errors)} problems are listed; there are {unlisted} more."
     return ProblemError(
         HTTPStatus.UNPROCESSABLE_ENTITY,
-        "The request was refused as a whole.",
+        detail,
         kind="invalid-settings",
         errors=errors,
     )

@@ -18,6 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from tianflow.config import loading as config_loading
+from tianflow.config.imports import require_allowed
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.rundir.audit_log import NAME, read_page
@@ -32,7 +33,6 @@ from tianflow.server.common.sse import EventStreams
 from tianflow.server.common.throttle import Throttle, throttled
 from tianflow.server.run.app import ACTIONS, MAX_BODY, PARTS, href
 from tianflow.server.service import metrics, openapi, rows
-from tianflow.server.service.import_allowlist import require_allowed
 from tianflow.server.service.refusals import store_answers
 from tianflow.server.service.relay import Relays
 from tianflow.server.service.run_client import NoAnswerError, RunClient, unreachable
@@ -50,6 +50,8 @@ PAGE, LARGEST_PAGE = 50, 500
 """Number of runs in one answer: the default of ``limit``, and the maximum."""
 DEEPEST = 32
 """Maximum levels of a submitted config; arguments of an environment may be nested."""
+READY_S = 0.5
+"""Seconds that /readyz waits for the store."""
 KEY = "Idempotency-Key"
 RUNS = "/api/v1/runs"
 CONFIGS = "an object of sections, or the name of a shipped config"
@@ -147,8 +149,11 @@ class ServiceHandlers:
     async def readyz(self, _request: web.Request) -> web.Response:
         """200 while the service accepts work, else 503 with the reason."""
         try:
-            await self._manager.query(self._store.counts)
+            async with asyncio.timeout(READY_S):
+                await self._manager.query(self._store.counts)
             reason = "the service is stopping" if self._manager.stopping.is_set() else ""
+        except TimeoutError:
+            reason = f"the store of runs did not answer within {READY_S:g} s"
         except StoreError as error:
             reason = str(error)
         if reason:
@@ -290,7 +295,8 @@ class ServiceHandlers:
         if request.content_type == settings.MERGE_PATCH:  # the run refuses other types
             patch = settings.parse(await request.read())
             settings.check_depth(part, patch)
-            require_allowed({part: patch}, self._allowed)
+            # in a thread, because it may import a module
+            await asyncio.to_thread(require_allowed, {part: patch}, self._allowed)
         return await self._client.forward(managed.contact, request, f"/{part}")
 
     async def events(self, request: web.Request) -> web.StreamResponse:

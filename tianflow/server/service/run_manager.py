@@ -18,7 +18,13 @@ from tianflow.errors import StateConflictError
 from tianflow.logs import logger
 from tianflow.rundir.control_file import ControlFile
 from tianflow.server.service.run_client import NoAnswerError, RunClient
-from tianflow.server.service.run_process import RunFiles, RunOutcome, RunProcess
+from tianflow.server.service.run_process import (
+    FULL,
+    DirectoryTakenError,
+    RunFiles,
+    RunOutcome,
+    RunProcess,
+)
 from tianflow.server.service.store import RunRecord, RunStore, StoreError
 
 P = ParamSpec("P")
@@ -34,6 +40,10 @@ MAX_DEATHS, WINDOW_S = 3, 600.0
 BACKOFF_S = 1.0
 RETRY_S = 5.0
 """Seconds before the store is tried again after an error."""
+WAITED_S = 0.5
+"""A call of the store that fails after this time was waiting, and not just refused."""
+SPACE_S = 1.0
+"""Seconds before a full disk or an occupied directory is tried again."""
 
 log = logger("serve")
 
@@ -45,6 +55,7 @@ class ManagedRun:
         record: from the store, at the start.
         document: of the last successful poll; None before the first.
         problem: why the last poll failed, or ``""``.
+        started: True once this service has started a process of it.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -53,7 +64,7 @@ class ManagedRun:
         self.contact: ControlFile | None = None
         self.document: Mapping[str, Any] | None = None
         self.problem = "it is starting"
-        self.stop_source = ""
+        self.stop_source, self.started = "", False
         self.deaths: deque[float] = deque()
 
 
@@ -93,6 +104,7 @@ class RunManager:
         )
         self._start = start
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._failed_at, self._failure = float("-inf"), ""
         self._changed = asyncio.Event()
         self._active: dict[str, ManagedRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,10 +112,24 @@ class RunManager:
         self.restarts = 0
 
     async def query(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method of the store in its own thread."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._disk, lambda: method(*args, **kwargs)
-        )
+        """Call a method of the store in its own thread. Calls that queue while one waits for a
+        locked or slow disk get the same StoreError as that one, so that waits do not add up.
+        """
+        queued = time.monotonic()
+
+        def call() -> T:
+            if queued < self._failed_at:
+                raise StoreError(self._failure)
+            began = time.monotonic()
+            try:
+                return method(*args, **kwargs)
+            except StoreError as error:
+                now = time.monotonic()
+                if now - began >= WAITED_S:
+                    self._failed_at, self._failure = now, str(error)
+                raise
+
+        return await asyncio.get_running_loop().run_in_executor(self._disk, call)
 
     async def run(self, started: Callable[[], None]) -> None:
         """Start pending runs until cancelled; then release all runs and wait for them."""
@@ -193,6 +219,8 @@ class RunManager:
         """Manage one run from its start to its end. An error here fails this run only."""
         name = managed.record.id
         try:
+            if managed.record.started is None:
+                await asyncio.to_thread(self.files.forget, name)
             # the run may have been stopped meanwhile
             has_begun = await self._persist(managed, self._store.begin, name, now=time.time())
             outcome = await self._run_until_ended(managed) if has_begun else None
@@ -253,19 +281,75 @@ class RunManager:
         """
         await self._wait_for_predecessor(managed.record.id)
         while (outcome := self._final_outcome(managed)) is None and not self.stopping.is_set():
-            outcome = await self._run_once(managed) or self._final_outcome(managed)
-            if outcome is not None:
-                return outcome
-            if not self.stopping.is_set():
-                self._record_death(managed)
-                await asyncio.sleep(BACKOFF_S)
+            try:
+                await self._wait_for_directory(managed)
+                if self.stopping.is_set() or managed.stop_source:
+                    continue
+                outcome = await self._run_once(managed) or self._final_outcome(managed)
+            except DirectoryTakenError as error:
+                return RunOutcome("failed", str(error))
+            if outcome is None or not await self._lacked_space(managed, outcome):
+                if outcome is not None:
+                    return outcome
+                if not self.stopping.is_set():
+                    self._record_death(managed)
+                    await asyncio.sleep(BACKOFF_S)
         return outcome
+
+    async def _wait_for_directory(self, managed: ManagedRun) -> None:
+        """Wait until a process may use the directory of the run: while the disk is full, and while
+        an unknown process is active in it that may be one of an earlier service.
+
+        Raises:
+            DirectoryTakenError: it belongs to another user or process.
+        """
+        first = managed.record.started is None and not managed.started
+        deadline = time.monotonic() + GRACE_S
+        while not (self.stopping.is_set() or managed.stop_source):
+            problem = await asyncio.to_thread(self.files.space_problem)
+            try:
+                await asyncio.to_thread(
+                    lambda: self.files.require_free(managed.record.id, first=first)
+                )
+            except DirectoryTakenError as error:
+                if not error.starting or time.monotonic() > deadline:
+                    raise
+                problem = problem or str(error)
+            if not problem:
+                return
+            if problem != managed.problem:
+                log.warning("a run cannot start for now", run=managed.record.id, reason=problem)
+            managed.problem = problem
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SPACE_S):
+                    await self.stopping.wait()
+
+    async def _lacked_space(self, managed: ManagedRun, outcome: RunOutcome) -> bool:
+        """True if the process ended at its start because the disk was full: it is started again
+        when there is space.
+        """
+        if outcome.state != "failed" or managed.stop_source:
+            return False
+        return await asyncio.to_thread(
+            lambda: (
+                self.files.summary(managed.record.id) is None and bool(self.files.space_problem())
+            )
+        )
 
     async def _run_once(self, managed: ManagedRun) -> RunOutcome | None:
         """One process of the run, from start to end."""
+        try:
+            return await self._run_process(managed)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return RunOutcome("failed", str(error))
+
+    async def _run_process(self, managed: ManagedRun) -> RunOutcome | None:
         process = managed.process = await self._start(
             managed.record.id, json.loads(managed.record.config), self.files, self._overrides
         )
+        managed.started = True
         if self.stopping.is_set() or managed.stop_source:
             _end(process)
         looking = asyncio.create_task(self._watch(managed, process))
@@ -304,15 +388,16 @@ class RunManager:
 
     async def _wait_for_predecessor(self, name: str) -> None:
         """Wait for a process of an earlier service, which was killed: it may still be writing a
-        checkpoint.
+        checkpoint. Only a process that a service started is waited for, and killed.
         """
         deadline = time.monotonic() + GRACE_S
         while (
-            found := await asyncio.to_thread(ControlFile.read, self.files.run(name))
-        ) is not None and found.alive:
+            not self.stopping.is_set()
+            and (found := await asyncio.to_thread(self.files.live_process, name)) is not None
+        ):
             if time.monotonic() > deadline:
                 log.warning("killing a process of an earlier service", run=name, pid=found.pid)
-                found.kill()
+                await asyncio.to_thread(found.kill)
             await asyncio.sleep(0.1)
 
     async def _watch(self, managed: ManagedRun, process: RunProcess) -> None:

@@ -1,22 +1,30 @@
-"""`RunProcess`: the process of a run, and `RunFiles`, its files in the directory of the service."""
+"""`RunProcess`: the process of a run, and `RunFiles`, its files in the directory of the service.
+
+A service deletes no directory of a run, and kills no process that a service did not start.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
 import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tianflow.config import loading as config_loading
+from tianflow.errors import CheckpointError, TianflowError
 from tianflow.rundir.audit_log import NAME
-from tianflow.rundir.control_file import ControlFile
+from tianflow.rundir.control_file import ControlFile, ProcessIdentity
+from tianflow.rundir.lock import lock_directory
 from tianflow.rundir.summary import EOF, SUMMARY, read_summary
 
 TAIL = 4096
@@ -31,6 +39,20 @@ OWN: Mapping[str, object] = {
     "http.allowed_hosts": [],
 }
 """Settings that the service sets, because only the service is reachable from outside."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+PROBED = 64 * 2**10
+"""Bytes that a disk must accept before a run is started on it."""
+
+
+class DirectoryTakenError(TianflowError):
+    """The directory of a run belongs to another user or process. ``starting``: a process is active
+    in it that may be one of an earlier service.
+    """
+
+    def __init__(self, message: str, *, starting: bool = False) -> None:
+        self.starting = starting
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,10 @@ class RunFiles:
         """Directory of a run."""
         return self.runs / name
 
+    def found(self) -> list[str]:
+        """Names of the runs on disk."""
+        return sorted(path.parent.name for path in self.runs.glob("*/config.toml"))
+
     def config(self, name: str) -> Path:
         """Config that the run is started with. The suffix is unique, because a run may be called
         "tokens".
@@ -62,6 +88,61 @@ class RunFiles:
     def log(self, name: str) -> Path:
         """Output of its process."""
         return self.own / f"{name}.log"
+
+    def process(self, name: str) -> Path:
+        """Identity of its latest process, so that the next service recognises it."""
+        return self.own / f"{name}.process.json"
+
+    def record_process(self, name: str, identity: ProcessIdentity) -> None:
+        """Write the identity of the latest process of a run."""
+        text = json.dumps({"pid": identity.pid, "start_time": identity.start_time})
+        self.process(name).write_text(text, encoding="utf-8")
+
+    def live_process(self, name: str) -> ProcessIdentity | None:
+        """The latest process of a run that a service started, if it still exists."""
+        try:
+            found = ProcessIdentity(**json.loads(self.process(name).read_bytes()))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return None
+        return found if found.alive else None
+
+    def forget(self, name: str) -> None:
+        """Delete what an earlier run of this name left in the directory of the service."""
+        for path in (self.config(name), self.process(name)):
+            path.unlink(missing_ok=True)
+
+    def require_free(self, name: str, *, first: bool) -> None:
+        """Check that a process of this service may use the directory of the run.
+
+        Args:
+            name: of the run.
+            first: no process of the run has been started before.
+
+        Raises:
+            DirectoryTakenError: a process is active in it, or another user or process made it.
+        """
+        directory = self.run(name)
+        if not os.path.lexists(directory):
+            return
+        with _locked(directory):
+            if first and any(directory.iterdir()):
+                raise _not_made_here(directory)
+
+    def space_problem(self) -> str:
+        """Why the disk accepts no file, or ``""``."""
+        path = self.own / ".space"
+        try:
+            with path.open("wb") as file:
+                file.write(bytes(PROBED))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno in FULL:
+                return f"{str(self.runs)!r}: {error.strerror}; the run starts when there is space"
+        finally:
+            with suppress(OSError):
+                path.unlink()
+        return ""
 
     def summary(self, name: str) -> dict[str, Any] | None:
         """Summary of its latest process; None if there is no valid one."""
@@ -152,6 +233,10 @@ class RunProcess:
             )
         finally:
             await asyncio.to_thread(log.close)
+        with suppress(OSError):  # a full disk; the lock of the directory still protects the run
+            await asyncio.to_thread(
+                lambda: files.record_process(name, ProcessIdentity.of(process.pid))
+            )
         return cls(process, name, files)
 
     @property
@@ -196,13 +281,62 @@ class RunProcess:
 def _arguments(name: str, config: Mapping[str, Any], files: RunFiles) -> list[str]:
     """Arguments of ``train``; prepares the directory for them."""
     directory, start = files.run(name), files.config(name)
-    (directory / SUMMARY).unlink(missing_ok=True)  # it belongs to an earlier process
-    if any((directory / "checkpoints").glob("v*")):
-        return ["--resume", str(directory)]
-    if (last := directory / config_loading.CONFIG_FILE).is_file():
-        last.replace(start)  # the last settings, with live changes
-    elif not start.is_file():
+    if os.path.lexists(directory):
+        with _locked(directory):
+            (directory / SUMMARY).unlink(missing_ok=True)  # it belongs to an earlier process
+            if any((directory / "checkpoints").glob("v*")):
+                return ["--resume", str(directory)]
+            if any(directory.iterdir()):
+                if not start.is_file():
+                    raise _not_made_here(directory)
+                if (last := directory / config_loading.CONFIG_FILE).is_file():
+                    shutil.copyfile(last, start)  # the last settings, with live changes
+                _move_aside(directory, files.log(name))
+    if not start.is_file():
         config_loading.write_toml(start, config_loading.load_config(config))
-    if directory.exists():
-        shutil.rmtree(directory)  # it ended before its first checkpoint
     return [str(start)]
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Lock the directory of a run while the context is open."""
+    try:
+        lock = lock_directory(directory)
+    except CheckpointError as error:
+        contact = ControlFile.read(directory)
+        raise DirectoryTakenError(
+            str(error), starting=contact is None or not contact.alive
+        ) from error
+    except OSError as error:
+        raise DirectoryTakenError(
+            f"{str(directory)!r} cannot be used: {error.strerror}; move it away, or submit under "
+            "another run.name"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _not_made_here(directory: Path) -> DirectoryTakenError:
+    return DirectoryTakenError(
+        f"{str(directory)!r} was not made by this service, and was not changed; move it away, or "
+        "submit under another run.name"
+    )
+
+
+def _move_aside(directory: Path, log: Path) -> None:
+    """Rename the directory of a run without a checkpoint, and name the new one in the run's log."""
+    stem = directory.name[:50]  # a name of a run has at most 64 characters
+    aside = next(
+        path
+        for number in itertools.count(1)
+        if not os.path.lexists(path := directory.with_name(f"{stem}.before-{number}"))
+    )
+    directory.rename(aside)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    with log.open("a", encoding="utf-8") as file:
+        file.write(
+            f"{stamp} {str(directory)!r} has no checkpoint; it was moved to {str(aside)!r}, and "
+            "the run starts again\n"
+        )

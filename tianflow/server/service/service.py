@@ -31,7 +31,7 @@ from tianflow.server.service.routes import make_app
 from tianflow.server.service.run_client import RunClient
 from tianflow.server.service.run_manager import RunManager
 from tianflow.server.service.run_process import RunFiles
-from tianflow.server.service.store import NAME, RunStore
+from tianflow.server.service.store import NAME, RunStore, StoreError
 from tianflow.server.service.tokens import read_or_create
 
 RUN_REQUESTS_PER_S = 10_000.0
@@ -113,9 +113,11 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
             guard = Guard(
                 tokens=tokens, loopback=loopback, allowed_hosts=settings.http.allowed_hosts
             )
+            await asyncio.to_thread(_require_store, files)
             store = await asyncio.to_thread(RunStore, files.own / NAME)
             async with RunClient() as client:
                 overrides = {
+                    "http.allowed_imports": list(settings.allowed),
                     "http.max_streams": settings.http.max_streams,
                     "http.max_requests_per_s": RUN_REQUESTS_PER_S,
                 }
@@ -148,6 +150,20 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
                     await asyncio.to_thread(manager.close)
         finally:
             listener.close()
+
+
+def _require_store(files: RunFiles) -> None:
+    """Refuse an empty store beside runs. A new store is written at once, so it was truncated."""
+    path = files.own / NAME
+    if not path.exists() or path.stat().st_size > 0:
+        return
+    found = files.found()
+    if found:
+        raise StoreError(
+            f"{str(path)!r} is empty, although the directory holds runs: {', '.join(found)}; "
+            "restore it from a backup, or delete it to begin with an empty list; `tianflow train "
+            "--resume RUN` continues one of the runs"
+        )
 
 
 @asynccontextmanager
@@ -193,7 +209,13 @@ async def _control_file(server: Server, tokens: Tokens, files: RunFiles) -> Asyn
         token=tokens.control,
         read_token=tokens.read,
     )
-    await asyncio.to_thread(file.write, files.runs, SERVICE)
+    try:
+        await asyncio.to_thread(file.write, files.runs, SERVICE)
+    except OSError as error:
+        path = files.runs / SERVICE
+        message = f"{str(path)!r} cannot be written: {error.strerror}"
+        accepted = f"a directory without {SERVICE!r}; rename the run of this name, if it is one"
+        raise ConfigError([Problem("--runs-dir", str(files.runs), message, accepted)]) from error
     try:
         yield
     finally:

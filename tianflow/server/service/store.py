@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ CREATE INDEX IF NOT EXISTS by_state ON runs (state);
 """
 REFUSALS = (sqlite3.Error, UnicodeDecodeError, OverflowError)
 """Errors of SQLite; a damaged file also gives invalid texts."""
+BUSY_S = 1.0
+"""Seconds to wait for another process that has locked the database."""
 COLUMNS = "number, id, state, config, source, submitted, started, ended, reason"
 
 
@@ -86,7 +89,10 @@ class RunStore:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._path = path
+            self._connection = sqlite3.connect(
+                path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
+            )
             # a damaged text affects its own run only; the others stay readable
             self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
             self._connection.execute("PRAGMA journal_mode = WAL")
@@ -104,6 +110,9 @@ class RunStore:
                 )
             self._connection.executescript(SCHEMA)
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+            self._file = path.stat()
+        except OSError as error:
+            raise StoreError(f"{str(path)!r} cannot be used: {error.strerror}") from error
         except REFUSALS as error:
             raise StoreError(f"{str(path)!r} cannot be used: {error}") from error
 
@@ -203,7 +212,21 @@ class RunStore:
         rows = self._execute(f"SELECT {COLUMNS} FROM runs WHERE {condition}", *values)  # noqa: S608 - our own texts
         return [RunRecord(*row) for row in rows]
 
+    def _require_file(self) -> None:
+        """Raise StoreError if the file was deleted or replaced: SQLite would go on in a file that
+        the next service does not find.
+        """
+        try:
+            same = os.path.samestat(self._path.stat(), self._file)
+        except OSError:
+            same = False
+        if not same:
+            raise StoreError(
+                f"{str(self._path)!r} was deleted or replaced; restore it, then restart the service"
+            )
+
     def _execute(self, statement: str, *values: object) -> list[Any]:
+        self._require_file()
         try:
             return self._connection.execute(statement, values).fetchall()
         except REFUSALS as error:

@@ -1,0 +1,180 @@
+"""Decides what settings may import and where they may write, by the origin of the settings.
+
+- The local user (files, command line, Python): everything.
+- HTTP: installed plug-ins, registered environments, and objects of the modules that ``tianflow
+  serve --allow-import`` or ``http.allowed_imports`` names (`require_allowed`).
+- A checkpoint: what HTTP may import, plus the modules that the caller trusts (`require_trusted`).
+
+A ``module:attribute`` in settings is imported and called, so an unchecked one runs any code. An
+object of an allowed module must be defined there: modules import other modules. Settings from HTTP
+may not name a place outside the run's directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from tianflow import plugins
+from tianflow.errors import ConfigError, Problem
+
+NAMES = frozenset(
+    {
+        "env.id",
+        "env.wrappers",
+        "network.name",
+        "algorithm.name",
+        "balance.controller",
+        "metrics.sinks",
+        "placement.launcher",
+    }
+)
+"""Settings that name what is imported; any colon in them counts."""
+OBJECT = re.compile(r"\s*[^\W\d][\w.]*\s*:\s*[^\W\d]")
+"""``module:attribute`` in any other setting."""
+
+SINK_PLACES: Mapping[str, frozenset[str]] = {
+    "mlflow": frozenset({"tracking_uri"}),
+    "tensorboard": frozenset({"directory"}),
+    "wandb": frozenset({"dir", "settings"}),
+}
+"""Arguments of shipped sinks that name a directory or a server."""
+PLACE = re.compile(r"/|^\s*[~.]|^\s*[A-Za-z][\w+.-]*:")
+"""A path or URI in an argument of a sink."""
+FREE = ("env.kwargs", "network.kwargs", "balance.parameters")
+"""Settings whose values have any form."""
+OUTSIDE = re.compile(r"^\s*(/|~|file:)|(^|/)\.\.(/|$)", re.IGNORECASE)
+"""An absolute path, one of a home directory, a file URI, or one with ``..``."""
+
+
+def require_allowed(
+    tables: Mapping[str, Any], allowed: Collection[str], *, known: Collection[str] = ()
+) -> None:
+    """Check every string of a config from HTTP: no object of a module that is not allowed, and no
+    place outside the run's directory. Imports allowed modules only.
+
+    Args:
+        tables: the config by sections or dotted paths, or a change of it.
+        allowed: allowed modules, each with its submodules.
+        known: names that are in force already.
+
+    Raises:
+        ConfigError: naming every setting with an object of another module, or with a place.
+    """
+    advice = "`tianflow serve --allow-import MODULE` allows a module"
+    problems = [
+        *_refused(tables, allowed, known, advice, check_objects=True),
+        *_places(tables),
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def require_trusted(tables: Mapping[str, Any], trust: bool | Collection[str]) -> None:
+    """Check every string of a config from a checkpoint. Imports nothing.
+
+    Args:
+        tables: the config by sections.
+        trust: True: everything; modules: each with its submodules; False: no module.
+
+    Raises:
+        ConfigError: naming every setting with an object of another module.
+    """
+    if trust is True:
+        return
+    advice = (
+        "`--trust`, or trust=True in Python, allows every module that the checkpoint names; "
+        "trust only what you would run"
+    )
+    problems = _refused(tables, trust or (), (), advice, check_objects=False)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _refused(
+    tables: Mapping[str, Any],
+    allowed: Collection[str],
+    known: Collection[str],
+    advice: str,
+    *,
+    check_objects: bool,
+) -> list[Problem]:
+    return [
+        Problem(path, value, message, _accepted(allowed, advice))
+        for path, value in _strings("", tables)
+        if value not in known
+        and _names_object(path, value)
+        and (message := _refusal(path, value, allowed, check_objects=check_objects))
+    ]
+
+
+def _places(tables: Mapping[str, Any]) -> list[Problem]:
+    """Settings that may lead to a file or a server outside the run's directory."""
+    problems = {}
+    for path, value in _strings("", tables):
+        if path.startswith("metrics.kwargs."):
+            sink, _, key = path.removeprefix("metrics.kwargs.").partition(".")
+            named = key.partition(".")[0] in SINK_PLACES.get(sink, ())
+            # the key of a table is the end of its path; a sink's name has a colon
+            if named or (PLACE.search(value) and not path.endswith(value)):
+                accepted = (
+                    "the default, which is in the run's directory; or set it in the environment of "
+                    "the service, such as MLFLOW_TRACKING_URI"
+                )
+                problems[path] = Problem(
+                    path, value, "names a place, which HTTP may not choose", accepted
+                )
+        elif path.startswith(FREE) and OUTSIDE.search(value):
+            accepted = "a relative path without '..'"
+            problems[path] = Problem(path, value, "leads out of the run's directory", accepted)
+    return list(problems.values())
+
+
+def _names_object(path: str, value: str) -> bool:
+    return ":" in value if path in NAMES else OBJECT.match(value) is not None
+
+
+def _refusal(path: str, value: str, allowed: Collection[str], *, check_objects: bool) -> str:
+    """Why ``value`` may not be imported, or ``""``."""
+    module, _, attribute = (part.strip() for part in value.partition(":"))
+    if not _is_allowed(module, allowed):
+        return "names an object of a module that is not allowed"
+    if "." in attribute:
+        return "names an attribute with a dot, which may lead to another module"
+    if not check_objects or not attribute.isidentifier():  # an id that the module registers
+        return ""
+    try:
+        found = plugins.load_object(f"{module}:{attribute}", path=path)
+    except ConfigError:  # reported where the setting is used
+        return ""
+    home = getattr(found, "__module__", None)
+    if isinstance(home, str) and _is_allowed(home, allowed):
+        return ""
+    where = f"is defined in {home!r}" if isinstance(home, str) else "is not a class or a function"
+    return f"names an object that {where}, not in an allowed module"
+
+
+def _is_allowed(module: str, allowed: Collection[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
+
+
+def _accepted(allowed: Collection[str], advice: str) -> str:
+    modules = f", or an object of {', '.join(sorted(allowed))}" if allowed else ""
+    return f"the name of an installed plug-in or registered environment{modules}; {advice}"
+
+
+def _strings(path: str, value: object) -> Iterator[tuple[str, str]]:
+    """(dotted path, string) of all strings, with keys; items of a list have the path of
+    the list.
+    """
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            inner_path = f"{path}.{key}" if path else str(key)
+            yield inner_path, str(key)
+            yield from _strings(inner_path, inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _strings(path, inner)
