@@ -519,8 +519,8 @@ class Policy(Protocol):
         """Actor ``index`` of ``count`` rolls out next, for policies that explore differently per
         actor. Called before every trajectory.
 
-        The actors of a host take turns with one policy, so the policy keeps nothing of a trajectory
-        except what `act` takes and gives.
+        The actors of a host take turns with one policy, so the policy stores nothing of a
+        trajectory except what `act` takes and gives.
         """
 
 
