@@ -26,12 +26,8 @@ PACKAGE = ROOT / "tianflow"
 CONSOLE = PACKAGE / "server" / "common" / "console"
 NOT_YET_CLEAN = frozenset(
     {
-        "channels",
         "coordinator",
         "exchange",
-        "hosts",
-        "interfaces",
-        "launchers",
         "planning",
     }
 )

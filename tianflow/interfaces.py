@@ -1,7 +1,7 @@
 """The contracts between the parts, all in one file. Read it to know how tianflow fits together.
 
 Data flow: grants -> `Actor` -> trajectories (slots) -> `Learner` -> weights -> `Actor`.
-Sections: Control, Components, Channels, Learning, Replay, Hosts, Launching.
+Sections: Control, Sinks, Components, Channels, Learning, Replay, Hosts, Launching.
 PyTorch and the upper packages are imported for type checkers only.
 """
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tianflow.exchange.exchange import Exchange
     from tianflow.exchange.shards import ShardEnd
     from tianflow.rundir.audit_log import AuditPage
+    from tianflow.rundir.history import Row
 
     Array = NDArray[Any]
     Tree = Mapping[str, torch.Tensor]
@@ -143,6 +144,38 @@ class RunControl(Protocol):
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         """Checkpoints on disk, newest first: name, version, env_steps, bytes, created."""
+
+
+# Sinks: where the history of a run goes
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRun:
+    """The run of a sink. ``config`` holds every setting at the start, ready for JSON."""
+
+    id: str
+    directory: Path
+    config: Mapping[str, Any]
+
+
+class Sink(Protocol):
+    """Receives the history of a run. An entry point of ``tianflow.sinks`` names a factory, and
+    ``factory(run=SinkRun, **kwargs)`` makes it, in a thread of its own, which also uses and closes
+    it.
+
+    A sink may block. If it raises, it is closed and receives no more rows. A factory may name the
+    ``packages`` that it imports and the ``extra`` that installs them; a run checks for them before
+    it starts.
+    """
+
+    def write(self, row: Row) -> None:
+        """Write one row; see `tianflow.rundir.history.HistoryRow`. The times of rows differ, but a
+        resumed run may go back in steps.
+        """
+
+    def close(self) -> None:
+        """Close after the last row."""
 
 
 # Components
@@ -365,9 +398,8 @@ class Transport(SlotOwner, Protocol):
 
     @property
     def address(self) -> str:
-        """What a host opens its side with: ``NAME://REST``. ``NAME`` is a name that
-        `tianflow.hosts.main` knows, an entry point of ``tianflow.transports``, or
-        ``module:attribute`` of a class with `attach`.
+        """What a host opens its side with: ``NAME://REST``. ``NAME`` is an entry point of
+        ``tianflow.transports``, or ``module:attribute`` of a class with `attach`.
         """
 
     def connect(self) -> Connection: ...
@@ -488,8 +520,8 @@ class Policy(Protocol):
         """Actor ``index`` of ``count`` rolls out next, for policies that explore differently per
         actor. Called before every trajectory.
 
-        The actors of a host take turns with one policy, so the policy keeps nothing of a trajectory
-        except what `act` takes and gives.
+        The actors of a host take turns with one policy, so the policy stores nothing of a
+        trajectory except what `act` takes and gives.
         """
 
 
@@ -668,10 +700,12 @@ class HostHandle(Protocol):
 
 
 class HostProcess(Protocol):
-    """A process that runs a host, as its launcher started it."""
+    """A process that runs a host, as its launcher started it; it leads a process group."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """The process, and its process group."""
+
     async def wait(self) -> int:
         """Wait until the process, and every process of its group, is gone. Its exit status, or
         minus the signal that ended it.
@@ -679,6 +713,21 @@ class HostProcess(Protocol):
 
     def kill(self) -> None:
         """Kill the process and its group, stopped or not. Does nothing once it is gone."""
+
+
+StartProcess: TypeAlias = Callable[[str, bytes, Sequence[int]], Awaitable[HostProcess]]
+"""Starts the process of a host: ``start_process(name, payload, descriptors)``.
+
+- The process inherits ``descriptors``, in any numbers. The caller closes its own afterwards.
+- The process runs `tianflow.hosts.main.main` with the payload and its own numbers, in the order of
+  ``descriptors``. ``python -m tianflow.hosts NUMBER ...`` does that with the payload from standard
+  input, which has to end.
+- The exit status of the process is what `main` returns.
+- The environment of the process is that of `tianflow.launchers.remote.host_environment`.
+- The launcher ends the processes that are left when it is cancelled, those that are just being
+  started too. A process also ends by itself when this process is gone.
+- Raises RunError if the process cannot be started.
+"""
 
 
 # Launching

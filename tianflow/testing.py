@@ -1,16 +1,28 @@
-"""Conformance suite for balance controllers, for use in test modules. It imports no test runner.
+"""Conformance suites for plug-ins, for use in test modules. They import no test runner.
 
-A test module needs one class: ``class TestMine(ControllerConformance): make = MyController``.
+A test module needs one class for each plug-in:
+``class TestMine(ControllerConformance): make = MyController``, or
+``class TestMine(LauncherConformance): make = MyLauncher``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+import asyncio
+import contextlib
+import gc
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from tianflow.channels.arena import arena_nbytes
+from tianflow.config.loading import load_config
 from tianflow.config.model import BalanceSettings, Config, EnvSettings, PPOSettings
+from tianflow.coordinator import Run
 from tianflow.coordinator.balancer import ControllerRequests, merge
 from tianflow.core.directives import Directive, SetBound, SetCredits
 from tianflow.core.events import (
@@ -32,8 +44,21 @@ from tianflow.core.payloads import (
     credits_ceiling,
 )
 from tianflow.core.statistics import LedgerSnapshot
-from tianflow.interfaces import Controller
+from tianflow.errors import RunError
+from tianflow.interfaces import Controller, Launcher
+from tianflow.launchers.fork_server import processes
 from tianflow.ledger.ledger import Ledger
+from tianflow.planning import placement
+from tianflow.planning.layouts import trajectory_layout
+from tianflow.planning.validation import require_valid
+
+if TYPE_CHECKING:
+    from tianflow.core.program import HostPlan, HostSpec, LauncherCapabilities, Program
+    from tianflow.exchange.exchange import Exchange
+    from tianflow.interfaces import HostHandle, HostInbox, HostStarter, SettingsReader, SlotOwner
+
+# Balance controllers
+# --------------------------------------------------------------------------------------------------
 
 OTHER_EVENTS: tuple[Event, ...] = (
     UpdateFinished(version=1, seconds=1.0, samples=8),
@@ -284,3 +309,407 @@ class ControllerConformance:
 
 def _credits(directives: Iterable[Directive]) -> list[int]:
     return [directive.limit for directive in directives if isinstance(directive, SetCredits)]
+
+
+# Launchers
+# --------------------------------------------------------------------------------------------------
+
+LAUNCHED: Mapping[str, Mapping[str, Any]] = {
+    "env": {"id": "CartPole-v1", "num_envs": 2},
+    "algorithm": {"name": "ppo", "epochs": 1, "minibatch_size": 16},
+    "network": {"hidden": [16]},
+    "actors": {"count": 1, "hosts": 1, "rollout_steps": 16},
+    "evaluation": {"episodes": 1, "num_envs": 1},
+    "metrics": {"interval_s": 0.1},
+    "placement": {"affinity": "none"},
+    "run": {"max_updates": 1_000_000},
+}
+"""Settings of the runs that `LauncherConformance` launches. The suite ends each run itself."""
+LARGE: Mapping[str, Mapping[str, Any]] = {
+    "actors": {"rollout_steps": 4096},
+    "balance": {"memory_limit": 2**26},
+}
+"""Settings of slots whose memory is visible in the size of the process."""
+POLL_S = 0.01
+MISSING = "checkpoints/missing"
+"""The checkpoint that a host is to load, and cannot, in the test of a failing host."""
+
+
+def launched_config(*, grace_s: float, **sections: Mapping[str, Any]) -> Config:
+    """The config of a small run. ``sections`` add and replace settings of `LAUNCHED`."""
+    tables = {
+        name: {**LAUNCHED.get(name, {}), **sections.get(name, {})}
+        for name in {**LAUNCHED, **sections}
+    }
+    tables["run"]["grace_s"] = grace_s
+    return load_config(tables)
+
+
+@dataclass(slots=True)
+class HostRecord:
+    """The life of one host. It refers to no part of the run."""
+
+    name: str
+    ended: str | None = None
+    """How the host ended; None while it works."""
+    kills: int = 0
+    processes: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+    """Descendants of this process when the end was awaited first, and after the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """An ended launch. It refers to no part of the run, so that the run's memory can be freed."""
+
+    state: str
+    error: RunError | None
+    hosts: tuple[HostRecord, ...]
+
+
+class RecordedHost:
+    """`tianflow.interfaces.HostHandle` of a launcher, with a record of its life."""
+
+    def __init__(self, handle: HostHandle, name: str) -> None:
+        self._handle, self.record = handle, HostRecord(name)
+
+    async def wait(self) -> str:
+        before = descendants()
+        ended = await self._handle.wait()
+        self.record.processes = frozenset(before), frozenset(descendants())
+        self.record.ended = ended
+        return ended
+
+    def ask_to_stop(self) -> None:
+        self._handle.ask_to_stop()
+
+    def kill(self) -> None:
+        self.record.kills += 1
+        self._handle.kill()
+
+    def reconcile(self, host: HostSpec) -> None:
+        self._handle.reconcile(host)
+
+    @property
+    def started(self) -> bool:
+        return self._handle.started
+
+    @property
+    def silent_for(self) -> float:
+        return self._handle.silent_for
+
+
+class RecordedRun:
+    """`tianflow.interfaces.RunView` of a real run, with a record of its hosts.
+
+    Args:
+        run: the run.
+        capabilities: of the launcher.
+        checkpoint: replaces the checkpoint that the learner loads.
+        timeout_s: limit of `until`.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        capabilities: LauncherCapabilities,
+        checkpoint: Path | None,
+        timeout_s: float,
+    ) -> None:
+        self.run_parts, self.id, self.capabilities = run, run.id, capabilities
+        self._checkpoint, self._timeout_s = checkpoint, timeout_s
+        self.hosts: list[RecordedHost] = []
+        """Every host that was started, in order."""
+        self.processes: set[int] = set()
+        """Descendants of this process that were seen while the run was going."""
+        self.launch: asyncio.Task[None] | None = None
+        """The launcher's task."""
+
+    @property
+    def inbox(self) -> HostInbox:
+        return self.run_parts.inbox
+
+    @property
+    def settings(self) -> SettingsReader:
+        return self.run_parts.settings
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.run_parts.exchange
+
+    async def plan_host(self, host: HostSpec, incarnation: int) -> HostPlan:
+        plan = await self.run_parts.plan_host(host, incarnation)
+        return plan if self._checkpoint is None else replace(plan, checkpoint=self._checkpoint)
+
+    async def run(self, start_host: HostStarter) -> None:
+        async def start(host: HostSpec, incarnation: int) -> HostHandle:
+            recorded = RecordedHost(await start_host(host, incarnation), host.name)
+            self.hosts.append(recorded)
+            self.processes |= descendants()
+            return recorded
+
+        await self.run_parts.run(start)
+
+    @property
+    def ended(self) -> bool:
+        """The launcher has returned."""
+        return self.launch is not None and self.launch.done()
+
+    @property
+    def program(self) -> Program:
+        """Components and hosts of the config in force."""
+        return placement.build(self.run_parts.control.config, self.capabilities)
+
+    @property
+    def alive(self) -> dict[str, RecordedHost]:
+        """Hosts that have not ended, by name."""
+        return {host.record.name: host for host in self.hosts if host.record.ended is None}
+
+    def works(self, component: str) -> bool:
+        """True if ``component`` has started, and its newest numbers have arrived."""
+        registry = self.run_parts.registry
+        return registry.was_started(component) and component in {
+            report.name for report in registry.reports
+        }
+
+    def has_started(self, host: str) -> bool:
+        """True if every component of ``host`` works."""
+        return host in self.alive and self.alive[host].started
+
+    async def until(self, fact: str, holds: Callable[[], bool]) -> None:
+        """Wait until ``fact`` holds. AssertionError if the run ends before, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                while not holds():
+                    assert not self.ended, (
+                        f"the launch ended before: {fact}. {self.launch!r}, "
+                        f"{self.run_parts.lifecycle.first_error!r}"
+                    )
+                    await asyncio.sleep(POLL_S)
+                return
+        raise AssertionError(f"not true after {self._timeout_s:g} s: {fact}")
+
+    async def trains(self) -> None:
+        """Wait until every component works, every host has reported, and two updates were made."""
+        run, program = self.run_parts, self.program
+        for component in program.components:
+            await self.until(f"{component.name} works", partial(self.works, component.name))
+        for host in program.hosts:
+            await self.until(
+                f"host {host.name} has started",
+                partial(self.has_started, host.name),
+            )
+        first = run.exchange.ledger.version.number
+        await self.until(
+            "the learner has made two updates",
+            lambda: run.exchange.ledger.version.number >= first + 2,
+        )
+
+
+def descendants() -> set[int]:
+    """Processes that descend from this one, zombies included."""
+    children: dict[int, list[int]] = {}
+    for entry in processes():
+        children.setdefault(entry.parent, []).append(entry.pid)
+    found: set[int] = set()
+    unseen = list(children.get(os.getpid(), ()))
+    while unseen:
+        found.add(unseen[-1])
+        unseen += children.get(unseen.pop(), ())
+    return found
+
+
+def descriptors() -> dict[str, str]:
+    """Open descriptors of this process, and what each one leads to."""
+    gc.collect()
+    found: dict[str, str] = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found[path.name] = str(path.readlink())
+    return found
+
+
+def address_space() -> int:
+    """Bytes of address space of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class LauncherConformance:
+    """Base class of a test class. ``make`` is a launcher class or a factory function.
+
+    Each test launches a real run of PPO on CartPole, which takes a few seconds. Linux only: the
+    suite reads /proc.
+    """
+
+    make: ClassVar[Callable[[], Launcher]]
+    timeout_s: ClassVar[float] = 60.0
+    """Seconds in which a host has to start, to answer and to end."""
+    grace_s: ClassVar[float] = 10.0
+    """Seconds between a request to stop and a kill (``run.grace_s``)."""
+
+    def new(self) -> Launcher:
+        """A new launcher, after its imports."""
+        launcher = type(self).make()
+        launcher.prepare()
+        return launcher
+
+    def test_hosts_start_report_change_and_stop_when_they_are_asked_to(self) -> None:
+        async def scenario(run: RecordedRun) -> None:
+            control = run.run_parts.control
+            await run.trains()
+            for host in run.alive.values():
+                assert 0.0 <= host.silent_for < self.timeout_s
+            before = len(run.hosts)
+            control.change({"actors": {"count": 2}}, source="suite")
+            await run.trains()
+            control.change({"actors": {"count": 1}}, source="suite")
+            await run.until("actor-1 has ended", lambda: not run.works("actor-1"))
+            await run.trains()
+            assert before == len(run.hosts), "a change of components restarted a host"
+            control.stop(source="suite")
+            await run.until("the launch has ended", lambda: run.ended)
+
+        ended = self.launch(scenario)
+        assert ended.error is None
+        assert ended.state == "stopped"
+        assert [] == [host.name for host in ended.hosts if host.kills], "these hosts were killed"
+        assert [] == [host.name for host in ended.hosts if host.ended is None], (
+            "the run did not see the end of these hosts"
+        )
+
+    def test_a_killed_host_starts_again_and_cancelling_the_launch_ends_every_host(self) -> None:
+        async def scenario(run: RecordedRun) -> None:
+            await run.trains()
+            (name,) = (
+                host.name
+                for host in run.program.hosts
+                if any(component.name == "actor-0" for component in host.components)
+            )
+            killed = run.alive[name]
+            killed.kill()
+            await run.until(f"host {name} has ended", lambda: killed.record.ended is not None)
+            assert killed.record.ended, "wait has to say how the host ended"
+            if run.capabilities.processes:
+                before, after = killed.record.processes
+                assert before - after, f"wait returned while host {name} had its process"
+            await run.until(f"host {name} has started again", lambda: name in run.alive)
+            await run.trains()
+
+        self.launch(scenario)
+
+    def test_a_host_that_fails_is_reported_with_its_reason(self) -> None:
+        async def scenario(run: RecordedRun) -> None:
+            lifecycle = run.run_parts.lifecycle
+            await run.until("the failure is reported", lambda: lifecycle.first_error is not None)
+            await run.until("the run has ended", lambda: run.ended)
+
+        error = self.launch(scenario, checkpoint=Path(MISSING)).error
+        assert error is not None
+        assert error.component == "learner", f"the failure of the learner names {error.component!r}"
+        assert MISSING in error.summary, f"the reason is missing in {error.summary!r}"
+
+    def test_cancelling_a_launch_while_hosts_start_ends_every_host(self) -> None:
+        async def scenario(run: RecordedRun) -> None:
+            await run.until("a host starts", lambda: bool(run.hosts))
+
+        self.launch(scenario)
+
+    def test_closing_slots_frees_their_memory(self) -> None:
+        launcher = self.new()
+        config = launched_config(grace_s=self.grace_s, **LARGE)
+        spec = require_valid(config).spec
+        assert spec is not None
+        layout = trajectory_layout(config, spec)
+        files, before = descriptors(), address_space()
+        slots = launcher.slots(config=config, layout=layout, draws=None)
+        slots.add_slots(1)
+        nbytes = arena_nbytes(layout, slots.arena.capacity)
+        slots.close()
+        slots.close()
+        del slots
+        left = address_space() - before
+        assert left < nbytes // 2, f"{left} of {nbytes} bytes of slots are left after close"
+        _assert_closed(files)
+
+    def launch(
+        self,
+        scenario: Callable[[RecordedRun], Awaitable[None]],
+        *,
+        checkpoint: Path | None = None,
+    ) -> LaunchRecord:
+        """Launch a run, wait for ``scenario``, cancel the launch unless the run has ended, and
+        check that nothing is left.
+
+        Raises:
+            AssertionError: a process, task or descriptor is left.
+        """
+        launcher = self.new()
+        config = launched_config(grace_s=self.grace_s)
+        spec = require_valid(config).spec
+        assert spec is not None
+        layout = trajectory_layout(config, spec)
+        files = descriptors()
+
+        async def launched(directory: Path) -> LaunchRecord:
+            slots = launcher.slots(config=config, layout=layout, draws=None)
+            try:
+                run = Run(
+                    run_id=f"conformance-{os.getpid()}",
+                    directory=directory,
+                    config=config,
+                    spec=spec,
+                    layout=layout,
+                    slots=slots,
+                    capabilities=launcher.capabilities,
+                )
+                recorded = RecordedRun(
+                    run,
+                    capabilities=launcher.capabilities,
+                    checkpoint=checkpoint,
+                    timeout_s=self.timeout_s,
+                )
+                await self._follow(launcher, recorded, slots, scenario)
+                hosts = tuple(host.record for host in recorded.hosts)
+                return LaunchRecord(run.control.state, run.lifecycle.first_error, hosts)
+            finally:
+                slots.close()
+
+        with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+            ended = asyncio.run(launched(Path(folder)))
+        _assert_closed(files)
+        return ended
+
+    async def _follow(
+        self,
+        launcher: Launcher,
+        run: RecordedRun,
+        slots: SlotOwner,
+        scenario: Callable[[RecordedRun], Awaitable[None]],
+    ) -> None:
+        """Launch ``run``, and end it after ``scenario``."""
+        tasks, others = asyncio.all_tasks(), descendants()
+        run.launch = launch = asyncio.create_task(launcher.launch(run, slots), name="launch")
+        try:
+            await scenario(run)
+        finally:
+            run.processes |= descendants()
+            ended = launch.done()
+            launch.cancel()
+            await asyncio.wait([launch], timeout=self.timeout_s)
+        assert launch.done(), f"launch has not ended {self.timeout_s:g} s after it was cancelled"
+        if ended:
+            launch.result()
+        else:
+            assert launch.cancelled(), f"launch was cancelled, and ended with {launch!r}"
+        left = asyncio.all_tasks() - tasks
+        assert not left, f"tasks are left: {sorted(task.get_name() for task in left)}"
+        alive = {entry.pid for entry in processes()} & run.processes - others
+        assert not alive, f"processes are left: {sorted(alive)}"
+
+
+def _assert_closed(before: Mapping[str, str]) -> None:
+    """Every descriptor that was opened since ``before`` is closed."""
+    left = {number: target for number, target in descriptors().items() if number not in before}
+    assert not left, f"descriptors are left: {left}"

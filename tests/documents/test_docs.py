@@ -78,6 +78,7 @@ def test_there_are_pages() -> None:
         "own-algorithm",
         "own-controller",
         "own-network",
+        "own-launcher",
         "own-sink",
         "http-api",
         "settings-map",

@@ -1,4 +1,4 @@
-"""Hosts are forked, reaped and reported exactly, and nobody is left behind, whoever dies."""
+"""Hosts are forked, reaped and reported exactly, and no process is left, whichever of them dies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tianflow.errors import RunError
-from tianflow.launchers import host_forker as nursery_module
+from tianflow.launchers import host_forker as forker_module
 from tianflow.launchers.fork_server import carries, processes
 from tianflow.launchers.host_forker import ForkedHost, HostForker
 
@@ -54,9 +54,9 @@ def run_id() -> str:
 
 
 @pytest.fixture
-async def nursery(run_id: str) -> AsyncIterator[HostForker]:
-    async with HostForker(run_id=run_id) as nursery:
-        yield nursery
+async def forker(run_id: str) -> AsyncIterator[HostForker]:
+    async with HostForker(run_id=run_id) as forker:
+        yield forker
     assert [] == await of_run(run_id)
 
 
@@ -95,35 +95,35 @@ async def eventually(condition: Callable[[], Awaitable[bool]], within_s: float =
 
 
 async def ask(
-    nursery: HostForker, name: str, target: str, payload: bytes = b""
+    forker: HostForker, name: str, target: str, payload: bytes = b""
 ) -> tuple[ForkedHost, socket.socket]:
     """Spawn with one end of a socket pair; the child and the other end."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with theirs:
-        child = await nursery.spawn(name, target, payload, [theirs.fileno()])
+        child = await forker.spawn(name, target, payload, [theirs.fileno()])
     return child, ours
 
 
-async def hear(connection: socket.socket) -> bytes:
+async def receive(connection: socket.socket) -> bytes:
     return await asyncio.get_running_loop().sock_recv(connection, 1 << 20)
 
 
-async def told_by(
-    nursery: HostForker, name: str, target: str, payload: bytes = b""
+async def report_of(
+    forker: HostForker, name: str, target: str, payload: bytes = b""
 ) -> tuple[ForkedHost, Any]:
     """Spawn; the child and what it says, as JSON."""
-    child, connection = await ask(nursery, name, target, payload)
+    child, connection = await ask(forker, name, target, payload)
     with connection:
-        return child, json.loads(await hear(connection))
+        return child, json.loads(await receive(connection))
 
 
-async def test_twenty_children_get_their_own_payload_and_descriptor(nursery: HostForker) -> None:
+async def test_twenty_children_get_their_own_payload_and_descriptor(forker: HostForker) -> None:
     children = await asyncio.gather(
-        *(ask(nursery, f"actor-{index}", ECHO, f"payload {index}".encode()) for index in range(20))
+        *(ask(forker, f"actor-{index}", ECHO, f"payload {index}".encode()) for index in range(20))
     )
     for index, (child, connection) in enumerate(children):
-        assert f"payload {index}|{child.pid}".encode() == await hear(connection)
+        assert f"payload {index}|{child.pid}".encode() == await receive(connection)
     assert 20 == len({child.pid for child, _ in children})
     for child, connection in children:
         connection.close()
@@ -134,11 +134,11 @@ async def test_twenty_children_get_their_own_payload_and_descriptor(nursery: Hos
     platform.libc_ver()[0] != "glibc", reason="another C library is not told how to keep memory"
 )
 async def test_memory_that_is_taken_again_and_again_stays_with_the_process(
-    nursery: HostForker,
+    forker: HostForker,
 ) -> None:
     """Else each time brings 12,288 faults for 48 MB."""
-    child, faults = await told_by(
-        nursery, "host", "tests.support.host_forker_targets:work_in_memory"
+    child, faults = await report_of(
+        forker, "host", "tests.support.host_forker_targets:work_in_memory"
     )
     assert faults < 1000
     await child.wait()
@@ -153,7 +153,7 @@ def huge_pages_can_be_asked_for() -> bool:
         recent
         and mode.exists()
         and "[madvise]" in mode.read_text()
-        and bool(nursery_module._huge_pages())
+        and bool(forker_module._huge_pages())
     )
 
 
@@ -161,8 +161,8 @@ def huge_pages_can_be_asked_for() -> bool:
     not huge_pages_can_be_asked_for(),
     reason="this kernel or C library has no huge pages for who asks",
 )
-async def test_hosts_ask_for_huge_pages(nursery: HostForker) -> None:
-    child, asked = await told_by(nursery, "host", "tests.support.host_forker_targets:pages")
+async def test_hosts_ask_for_huge_pages(forker: HostForker) -> None:
+    child, asked = await report_of(forker, "host", "tests.support.host_forker_targets:pages")
     assert asked
     await child.wait()
 
@@ -176,8 +176,8 @@ def test_pages_that_are_too_huge_are_not_asked_for(
     size = tmp_path / "size"
     if told is not None:
         size.write_text(told)
-    monkeypatch.setattr(nursery_module, "_HUGE_PAGE", size)
-    assert bool(nursery_module._huge_pages()) == asks
+    monkeypatch.setattr(forker_module, "_HUGE_PAGE", size)
+    assert bool(forker_module._huge_pages()) == asks
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_pages_that_are_too_huge_are_not_asked_for(
     ],
 )
 async def test_exit_status_is_what_the_target_made_it(
-    nursery: HostForker, how: str, status: int
+    forker: HostForker, how: str, status: int
 ) -> None:
-    child = await nursery.spawn("host", END, how.encode())
+    child = await forker.spawn("host", END, how.encode())
     assert status == await child.wait()
     assert status == child.returncode
     assert child.pid not in await table()
@@ -208,11 +208,11 @@ async def test_a_target_that_cannot_be_imported_is_an_exit_and_tells_why(
 ) -> None:
     async with HostForker(
         run_id=run_id
-    ) as nursery:  # after the capture began: hosts inherit what was stderr then
+    ) as forker:  # after the capture began: hosts inherit what was stderr then
         assert (
             1
             == await (
-                await nursery.spawn("host", "tests.support.host_forker_targets:missing", b"")
+                await forker.spawn("host", "tests.support.host_forker_targets:missing", b"")
             ).wait()
         )
     assert (
@@ -222,9 +222,9 @@ async def test_a_target_that_cannot_be_imported_is_an_exit_and_tells_why(
 
 
 async def test_several_may_wait_for_one_child_and_a_cancelled_one_disturbs_nobody(
-    nursery: HostForker,
+    forker: HostForker,
 ) -> None:
-    child = await nursery.spawn("host", SLEEP, b"")
+    child = await forker.spawn("host", SLEEP, b"")
     waiting = [asyncio.create_task(child.wait()) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
@@ -233,43 +233,43 @@ async def test_several_may_wait_for_one_child_and_a_cancelled_one_disturbs_nobod
     assert waiting[0].cancelled()
 
 
-async def test_kill_ends_a_stopped_child(nursery: HostForker) -> None:
-    child = await nursery.spawn("host", SLEEP, b"")
+async def test_kill_ends_a_stopped_child(forker: HostForker) -> None:
+    child = await forker.spawn("host", SLEEP, b"")
     os.kill(child.pid, signal.SIGSTOP)
     await eventually(lambda: is_in(child.pid, "T"))
     child.kill()
     assert -9 == await child.wait()
 
 
-async def test_terminate_reaches_a_child_that_is_just_being_born(nursery: HostForker) -> None:
+async def test_terminate_reaches_a_child_that_is_just_being_born(forker: HostForker) -> None:
     for index in range(20):
-        child = await nursery.spawn(f"host-{index}", SLEEP, b"")
+        child = await forker.spawn(f"host-{index}", SLEEP, b"")
         child.terminate()
         assert -15 == await child.wait()
 
 
-async def test_kill_reaches_a_child_that_is_just_being_born(nursery: HostForker) -> None:
+async def test_kill_reaches_a_child_that_is_just_being_born(forker: HostForker) -> None:
     for index in range(20):
-        child = await nursery.spawn(f"host-{index}", SLEEP, b"")
+        child = await forker.spawn(f"host-{index}", SLEEP, b"")
         child.kill()
         assert -9 == await child.wait()
 
 
-async def test_kill_and_terminate_do_nothing_once_it_has_exited(nursery: HostForker) -> None:
-    child = await nursery.spawn("host", END, b"return 0")
+async def test_kill_and_terminate_do_nothing_once_it_has_exited(forker: HostForker) -> None:
+    child = await forker.spawn("host", END, b"return 0")
     await child.wait()
     child.kill()
     child.terminate()
-    assert 0 == await (await nursery.spawn("host", END, b"return 0")).wait()
+    assert 0 == await (await forker.spawn("host", END, b"return 0")).wait()
     assert 0 == child.returncode
 
 
 @pytest.mark.parametrize("how", ["leave", "stay"])
 async def test_an_exit_report_means_that_no_descendant_is_left(
-    nursery: HostForker, how: str
+    forker: HostForker, how: str
 ) -> None:
-    other = await nursery.spawn("other", SLEEP, b"")
-    child, descendants = await told_by(nursery, "host", FAMILY, how.encode())
+    other = await forker.spawn("other", SLEEP, b"")
+    child, descendants = await report_of(forker, "host", FAMILY, how.encode())
     if how == "stay":
         child.kill()
     status = await child.wait()
@@ -281,18 +281,18 @@ async def test_an_exit_report_means_that_no_descendant_is_left(
     assert other.pid in left
 
 
-async def test_descendants_of_a_living_host_outlive_the_end_of_another(nursery: HostForker) -> None:
-    keeper, descendants = await told_by(nursery, "keeper", FAMILY, b"stay")
-    assert 0 == await (await nursery.spawn("host", END, b"return 0")).wait()
+async def test_descendants_of_a_living_host_outlive_the_end_of_another(forker: HostForker) -> None:
+    keeper, descendants = await report_of(forker, "keeper", FAMILY, b"stay")
+    assert 0 == await (await forker.spawn("host", END, b"return 0")).wait()
     assert set() == {*descendants} - set(await table())
     keeper.kill()
     await keeper.wait()
 
 
-async def test_a_daemon_lives_as_long_as_the_host_that_started_it(nursery: HostForker) -> None:
-    keeper, daemon = await told_by(nursery, "keeper", DAEMON)
+async def test_a_daemon_lives_as_long_as_the_host_that_started_it(forker: HostForker) -> None:
+    keeper, daemon = await report_of(forker, "keeper", DAEMON)
     for index in range(3):
-        assert 0 == await (await nursery.spawn(f"host-{index}", END, b"return 0")).wait()
+        assert 0 == await (await forker.spawn(f"host-{index}", END, b"return 0")).wait()
         assert daemon in await table()
     keeper.kill()
     await keeper.wait()
@@ -300,10 +300,10 @@ async def test_a_daemon_lives_as_long_as_the_host_that_started_it(nursery: HostF
 
 
 async def test_a_child_inherits_nothing_but_what_it_was_given(
-    nursery: HostForker, run_id: str
+    forker: HostForker, run_id: str
 ) -> None:
-    bystander, idle = await ask(nursery, "bystander", ECHO)
-    child, seen = await told_by(nursery, "learner", LOOK, bytes(3_000_000))
+    bystander, idle = await ask(forker, "bystander", ECHO)
+    child, seen = await report_of(forker, "learner", LOOK, bytes(3_000_000))
     assert [0, 1, 2, *seen["given"]] == seen["fds"]
     assert 3_000_000 == seen["payload"]
     assert child.pid == seen["pid"] == seen["session"]
@@ -322,56 +322,56 @@ async def test_a_child_inherits_nothing_but_what_it_was_given(
 
 
 async def test_preloaded_modules_are_there_and_hosts_draw_different_numbers(run_id: str) -> None:
-    async with HostForker(run_id=run_id, preload=("numpy.random", "no_such_module")) as nursery:
-        seen = [(await told_by(nursery, f"host-{index}", LOOK))[1] for index in range(2)]
+    async with HostForker(run_id=run_id, preload=("numpy.random", "no_such_module")) as forker:
+        seen = [(await report_of(forker, f"host-{index}", LOOK))[1] for index in range(2)]
         assert "numpy" in seen[0]["modules"]
         assert seen[0]["random"] != seen[1]["random"]
-        assert ["no_such_module"] == list(nursery.preload_failures)
+        assert ["no_such_module"] == list(forker.preload_failures)
 
 
 async def test_a_preloaded_thread_makes_forking_impossible_and_the_error_says_so(
     run_id: str,
 ) -> None:
-    async with HostForker(run_id=run_id, preload=("tests.support.host_forker_thread",)) as nursery:
+    async with HostForker(run_id=run_id, preload=("tests.support.host_forker_thread",)) as forker:
         with pytest.raises(RunError, match="2 threads run in the fork server"):
-            await nursery.spawn("host", END, b"return 0")
+            await forker.spawn("host", END, b"return 0")
 
 
 async def test_impossible_requests_are_refused_before_anything_is_forked(
-    nursery: HostForker,
+    forker: HostForker,
 ) -> None:
-    child = await nursery.spawn("host", SLEEP, b"")
+    child = await forker.spawn("host", SLEEP, b"")
     with pytest.raises(ValueError, match="called 'host' already"):
-        await nursery.spawn("host", SLEEP, b"")
+        await forker.spawn("host", SLEEP, b"")
     with pytest.raises(ValueError, match="accepted: 'module:function'"):
-        await nursery.spawn("other", "tests.support.host_forker_targets", b"")
+        await forker.spawn("other", "tests.support.host_forker_targets", b"")
     with pytest.raises(ValueError, match="at most 252"):
-        await nursery.spawn("other", SLEEP, b"", [0] * 253)
+        await forker.spawn("other", SLEEP, b"", [0] * 253)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        await nursery.spawn("other", SLEEP, b"", [987_654])
+        await forker.spawn("other", SLEEP, b"", [987_654])
     with pytest.raises(RuntimeError, match="inside"):
         await HostForker(run_id="never-entered").spawn("other", SLEEP, b"")
     child.kill()
     await child.wait()
 
 
-async def test_a_cancelled_spawn_leaves_no_child(nursery: HostForker, run_id: str) -> None:
-    spawning = asyncio.create_task(nursery.spawn("host", SLEEP, b""))
+async def test_a_cancelled_spawn_leaves_no_child(forker: HostForker, run_id: str) -> None:
+    spawning = asyncio.create_task(forker.spawn("host", SLEEP, b""))
     await asyncio.sleep(0)  # the request is out, its answer is not in
     spawning.cancel()
     with pytest.raises(asyncio.CancelledError):
         await spawning
-    await nursery.spawn("other", SLEEP, b"")
+    await forker.spawn("other", SLEEP, b"")
     await eventually(lambda: numbers(run_id, 2))  # the fork server and the other
 
 
 async def test_leaving_kills_everybody_and_costs_no_descriptor(run_id: str) -> None:
     before = open_descriptors()
     for _ in range(5):
-        async with HostForker(run_id=run_id) as nursery:
+        async with HostForker(run_id=run_id) as forker:
             for index in range(4):
-                assert 0 == await (await nursery.spawn(f"early-{index}", END, b"return 0")).wait()
-            child, descendants = await told_by(nursery, "host", FAMILY, b"stay")
+                assert 0 == await (await forker.spawn(f"early-{index}", END, b"return 0")).wait()
+            child, descendants = await report_of(forker, "host", FAMILY, b"stay")
         assert -9 == child.returncode
         assert set() == set(await table()) & set(descendants)
     assert [] == await of_run(run_id)
@@ -388,18 +388,18 @@ async def test_leaving_does_not_wait_for_imports(
     async with asyncio.timeout(10.0):
         async with HostForker(
             run_id=run_id, preload=("slow_module",), end_timeout_s=60.0
-        ) as nursery:
-            spawning = asyncio.create_task(nursery.spawn("host", SLEEP, b""))
+        ) as forker:
+            spawning = asyncio.create_task(forker.spawn("host", SLEEP, b""))
             await asyncio.sleep(0)
             spawning.cancel()
     assert [] == await of_run(run_id)
 
 
 async def test_leaving_ends_in_time_when_the_fork_server_is_stopped(run_id: str) -> None:
-    async with HostForker(run_id=run_id, end_timeout_s=0.2) as nursery:
-        child = await nursery.spawn("host", SLEEP, b"")
-        assert nursery.pid is not None
-        os.kill(nursery.pid, signal.SIGSTOP)
+    async with HostForker(run_id=run_id, end_timeout_s=0.2) as forker:
+        child = await forker.spawn("host", SLEEP, b"")
+        assert forker.pid is not None
+        os.kill(forker.pid, signal.SIGSTOP)
         child.kill()
     assert -9 == child.returncode
     assert [] == await of_run(run_id)
@@ -434,17 +434,17 @@ async def test_hosts_start_whatever_number_of_threads_the_shell_asks_for(
 
 
 async def test_the_death_of_the_fork_server_ends_its_children_and_the_next_spawn_starts_another(
-    nursery: HostForker, run_id: str
+    forker: HostForker, run_id: str
 ) -> None:
-    child, _ = await told_by(nursery, "host", FAMILY, b"stay")
+    child, _ = await report_of(forker, "host", FAMILY, b"stay")
     assert 5 == len(await of_run(run_id))
-    assert nursery.pid is not None
-    os.kill(nursery.pid, signal.SIGKILL)
+    assert forker.pid is not None
+    os.kill(forker.pid, signal.SIGKILL)
     assert -9 == await child.wait()
     assert [] == await of_run(run_id)
-    assert not nursery.alive
-    assert 0 == await (await nursery.spawn("host", END, b"return 0")).wait()
-    assert nursery.alive
+    assert not forker.alive
+    assert 0 == await (await forker.spawn("host", END, b"return 0")).wait()
+    assert forker.alive
 
 
 async def test_a_fork_server_that_dies_again_and_again_is_an_error(
@@ -454,42 +454,42 @@ async def test_a_fork_server_that_dies_again_and_again_is_an_error(
         "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    async with HostForker(run_id=run_id, preload=("suicidal_module",)) as nursery:
+    async with HostForker(run_id=run_id, preload=("suicidal_module",)) as forker:
         with pytest.raises(RunError, match="died 3 times"):
-            await nursery.spawn("host", END, b"return 0")
+            await forker.spawn("host", END, b"return 0")
 
 
-async def test_a_coordinator_that_does_not_read_stops_nobody(nursery: HostForker) -> None:
+async def test_a_coordinator_that_does_not_read_stops_nobody(forker: HostForker) -> None:
     """More reports than the socket holds: the fork server goes on, and tells everything in
     the end.
     """
-    assert nursery._server is not None
-    loop, fd = asyncio.get_running_loop(), nursery._server.connection.fileno()
-    children = [await nursery.spawn(f"host-{index}", SLEEP, b"") for index in range(5)]
+    assert forker._server is not None
+    loop, fd = asyncio.get_running_loop(), forker._server.connection.fileno()
+    children = [await forker.spawn(f"host-{index}", SLEEP, b"") for index in range(5)]
     loop.remove_reader(fd)
     try:
         for _ in range(1000):
-            nursery._post({"preload": []})  # each is answered
+            forker._post({"preload": []})  # each is answered
             await asyncio.sleep(0)
         for child in children:
             child.kill()
-        await eventually(lambda: is_empty(nursery._outbox))
+        await eventually(lambda: is_empty(forker._outbox))
         for child in children:
             await eventually(partial(is_in, child.pid, None))
     finally:
-        loop.add_reader(fd, nursery._receive, nursery._server)
+        loop.add_reader(fd, forker._receive, forker._server)
     assert [-9] * 5 == [await child.wait() for child in children]
 
 
 COORDINATOR = """
 import asyncio, json, sys
 from tianflow.launchers.host_forker import HostForker
-from tests.launchers.test_host_forker import FAMILY, SLEEP, told_by
+from tests.launchers.test_host_forker import FAMILY, SLEEP, report_of
 
 async def main():
-    async with HostForker(run_id=sys.argv[1]) as nursery:
-        _, descendants = await told_by(nursery, "host", FAMILY, b"stay")
-        await nursery.spawn("other", SLEEP, b"")
+    async with HostForker(run_id=sys.argv[1]) as forker:
+        _, descendants = await report_of(forker, "host", FAMILY, b"stay")
+        await forker.spawn("other", SLEEP, b"")
         print(json.dumps(descendants), flush=True)
         await asyncio.sleep(600)
 

@@ -19,9 +19,10 @@ from tianflow.config.loading import load_config
 from tianflow.config.model import MetricsSettings
 from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError
+from tianflow.interfaces import SinkRun
 from tianflow.observability.recorder import recorded
 from tianflow.observability.sinks import outlet as outlets
-from tianflow.observability.sinks.base import Point, SinkRun, flat, points
+from tianflow.observability.sinks.base import Point, flat, points
 from tianflow.observability.sinks.outlet import SinkFeeder, require_sinks
 from tianflow.rundir.history import NAME, read_rows
 

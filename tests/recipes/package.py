@@ -1,4 +1,4 @@
-"""A user's package outside the repository: one module and one entry point."""
+"""A user's package outside the repository: one module and its entry points."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ class UserPackage:
         return path
 
     def entry_point(self, group: str, name: str, target: str) -> None:
-        """Write the metadata that ``pip install`` makes of the package's only entry point."""
+        """Add an entry point to the metadata that ``pip install`` makes."""
         metadata = self.folder / "user_package-1.0.dist-info"
-        metadata.mkdir()
+        metadata.mkdir(exist_ok=True)
         (metadata / "METADATA").write_text(
             "Metadata-Version: 2.1\nName: user-package\nVersion: 1.0\n", encoding="utf-8"
         )
-        (metadata / "entry_points.txt").write_text(
-            f"[{group}]\n{name} = {target}\n", encoding="utf-8"
-        )
+        with (metadata / "entry_points.txt").open("a", encoding="utf-8") as file:
+            file.write(f"[{group}]\n{name} = {target}\n")
         forget_entry_points()
 
     def load(self, name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""The recipe for a transport: one file, and the launcher that chooses it."""
+"""The recipe for a transport: one file, one entry point, and the launcher that chooses it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FILES = '''
                 file.truncate(arena_nbytes(layout, capacity))
             self._memory, self.arena = arena_in(slots, layout, capacity)
             self.draws = None
-            self.address = f"files:FileHostTransport://{self._folder}"
+            self.address = f"files://{self._folder}"
 
         def add_slots(self, count):
             """The file system allocates pages when they are written."""
@@ -99,6 +99,7 @@ def test_a_launcher_with_a_transport_of_its_own_trains(
     user_package: UserPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user_package.write("files", FILES)
+    user_package.entry_point("tianflow.transports", "files", "files:FileHostTransport")
     user_package.entry_point("tianflow.launchers", "files", "files:FileLauncher")
     monkeypatch.setenv("PYTHONPATH", str(user_package.folder), prepend=":")
     placement = {"launcher": "files", "affinity": "none"}

@@ -1,4 +1,4 @@
-"""What hosts are made to do by tests of the nursery. Imported in the forked process."""
+"""What hosts are made to do by tests of the forker. Imported in the forked process."""
 
 from __future__ import annotations
 

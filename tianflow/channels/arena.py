@@ -1,8 +1,8 @@
-"""Slots: equal pieces of one buffer, each the arrays of one trajectory, and two words per slot that
-both sides watch.
+"""Arena: slots of one buffer, each with the arrays of one trajectory, and two words per slot that
+both sides read.
 
-The writer of a slot stores its progress, the coordinator asks for a cut. Each word is one aligned
-int64 that carries the ticket it is about, so a word left over from an earlier ticket means nothing.
+The writer of a slot stores its progress, the coordinator requests a cut. Each word is one aligned
+int64 that carries its ticket, so a word of an earlier ticket has no effect.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Arena:
         return ArenaSlot(self.views(grant.slot), self._words[grant.slot].data, grant.ticket)
 
     def request_cut(self, slot: int, ticket: int) -> None:
-        """Ask whoever writes ``ticket`` to commit the steps it has."""
+        """Ask the writer of ``ticket`` to commit the steps it has."""
         self._words[slot, _CUT_TICKET] = ticket + 1
 
     def progress(self, slot: int, ticket: int) -> int:
-        """Steps taken so far for ``ticket``; -1 before the first look of its writer."""
+        """Steps taken so far for ``ticket``; -1 before its writer has stored the first."""
         row = self._words[slot]
         return int(row[_PROGRESS]) if row[_PROGRESS_TICKET] == ticket + 1 else -1
 
@@ -81,7 +81,7 @@ class ArenaSlot:
         self.arrays, self._words, self._ticket = arrays, words, ticket + 1
 
     def progress(self, step: int) -> None:
-        """Say that the environment has been stepped ``step`` times."""
+        """Store that the environment has taken ``step`` steps."""
         self._words[_PROGRESS] = step
         self._words[_PROGRESS_TICKET] = self._ticket
 

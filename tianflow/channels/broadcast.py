@@ -1,5 +1,5 @@
-"""Events are dropped and counted: publishing never waits, and every reader knows how many it
-missed.
+"""Broadcast: events for many readers. Publishing never waits; an event that finds the queue of a
+reader full is dropped and counted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Subscription:
         """Events this reader was too slow for."""
 
     def offer(self, event: Event) -> None:
-        """Queue ``event``, or count it as dropped; the oldest are kept, so that the first error is
-        never lost.
+        """Queue ``event``, or count it as dropped. The oldest events stay, so that the first error
+        is never lost.
         """
         if len(self._queue) >= self._capacity:
             self.dropped += 1
@@ -83,19 +83,19 @@ class Broadcast:
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """``subscription`` gets nothing more; what it lost stays counted."""
+        """``subscription`` gets no more events; those that it lost stay counted."""
         self._subscriptions.remove(subscription)
         self._lost_upstream += subscription.dropped
 
 
 class GapCounter:
-    """Counts missing sequence numbers of one publisher; a new incarnation starts anew."""
+    """Counts missing sequence numbers of one publisher; a new incarnation has a new counter."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def lost(self, sequence: int) -> int:
-        """How many numbers are missing before ``sequence``."""
+        """Count of numbers that are missing before ``sequence``."""
         missing = max(0, sequence - self._next)
         self._next = sequence + 1
         return missing

@@ -1,5 +1,5 @@
-"""Latest is overwritten: a cell that holds the newest value, wakes who waits, and never goes
-back.
+"""LatestCell: a cell that holds the newest value, wakes its waiters, and never returns to an older
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LatestCell(Generic[T, K]):
 
     @property
     def key(self) -> K:
-        """What orders values."""
+        """The order of values: the key of the newest one."""
         return self._key
 
     def put(self, value: T, key: K) -> bool:
@@ -48,12 +48,12 @@ class LatestCell(Generic[T, K]):
         return True
 
     def on_change(self, observe: Callable[[], None]) -> Callable[[], None]:
-        """Call ``observe`` after every change, on the loop. Returns what ends that."""
+        """Call ``observe`` after every change, on the loop. Returns the function that ends that."""
         self._observers.append(observe)
         return lambda: self._observers.remove(observe)
 
     async def wait_newer_than(self, key: K) -> K:
-        """Wait until the key is newer than ``key``, and say which it is."""
+        """Wait until the key is newer than ``key``. Returns the new key."""
         while not self._key > key:  # type: ignore[operator]  # as above
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PACKET = 128 * 1024
 """Most bytes of one packet, well below a socket's buffer; longer data leave in several packets."""
 EVENT_BACKLOG = 64
-"""Packets that may wait for the other side before events are dropped. A healthy reader keeps a few
+"""Packets that may wait for the other side before events are dropped. A healthy reader leaves a few
 packets waiting at most.
 """
 _BUFFER = 4 * PACKET
@@ -32,7 +32,7 @@ _encode, _decode = MESSAGES.encode, MESSAGES.decode
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends that keep packets whole and in order."""
+    """Two connected ends that deliver packets whole and in order."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setblocking(False)

@@ -1,5 +1,5 @@
-"""Waiting for an answer to what was asked already, and whoever is cancelled while it waits: nothing
-is lost, asked or answered.
+"""PendingRequest and ImmediateAnswer: waits for the answer to a request that was sent already. A
+cancelled wait loses neither request nor answer.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 
 def uncollected(future: asyncio.Future[T | None] | None) -> T | None:
-    """The result that already lies in ``future``; None when there is none."""
+    """The result of ``future`` if it is there already, else None."""
     if future is None or not future.done() or future.cancelled():
         return None
     return future.result()
 
 
 class PendingRequest(Coroutine[Any, Any, T]):
-    """``waiting``, which is cancelled where it waits even if it has not begun to: what was asked
-    for is always taken back.
+    """``waiting``, which is cancelled where it waits even if it has not begun: the request is
+    always withdrawn.
     """
 
     def __init__(self, waiting: Coroutine[Any, Any, T]) -> None:
@@ -43,8 +43,8 @@ class PendingRequest(Coroutine[Any, Any, T]):
 
 
 class ImmediateAnswer(Coroutine[Any, Any, T]):
-    """``value`` is there, and whoever waits for it does not wait. As with `PendingRequest`, who is
-    cancelled before gets it all the same.
+    """An answer that is there already: a wait for ``value`` returns at once. A caller that is
+    cancelled before it waits gets the value all the same.
     """
 
     def __init__(self, value: T) -> None:

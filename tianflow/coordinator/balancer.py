@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tianflow.interfaces import Controller, SettingsReader
 
 TICK_S = 0.25
-"""Between two looks when nothing else happens: a controller that watches waiting must see time
-pass.
+"""Seconds between two updates without another cause: a controller that observes waiting needs the
+time.
 """
 
 
@@ -52,7 +52,7 @@ def make_controllers(config: Config) -> dict[str, Controller]:
 
 @dataclass(frozen=True, slots=True)
 class ControllerRequests:
-    """What one controller asked for last; None: it has no wish there."""
+    """The newest request of one controller of each kind; None: it made no such request."""
 
     credits: int | None = None
     bound: SetBound | None = None
@@ -70,7 +70,7 @@ class ControllerRequests:
                 return replace(self, admission=directive)
             case SetOrder():
                 return replace(self, order=directive)
-        raise TypeError(f"a controller gave {directive!r}, which nobody can carry out")
+        raise TypeError(f"a controller gave {directive!r}, which is not a directive")
 
 
 def merge(
@@ -111,18 +111,18 @@ def merge(
 
 
 class Balancer:
-    """Shows controllers what is, and puts in force what they ask for.
+    """Shows the state of the run to controllers, and puts their requests in force.
 
-    Consumes: the ledger, settings, ticks. Produces: limits. Waits: never for long; it looks after
-    every settled update, every change of settings and every tick. The ledger itself keeps C <=
+    Consumes: the ledger, settings, ticks. Produces: limits. Waits: never for long; it updates after
+    every settled batch, every change of settings and every tick. The ledger itself keeps C <=
     (bound + 1 - lag) * B at every moment between, unless admission is open.
 
     Args:
         exchange: whose limits it sets.
         settings: live settings.
-        set_bound: told when controllers want another bound in force.
+        set_bound: puts the bound of the controllers in force.
         waiting_seconds: cumulative (learner, sum over actors) seconds waited.
-        actors: how many there are.
+        actors: their number.
         clock: monotonic seconds.
     """
 
@@ -144,19 +144,19 @@ class Balancer:
         self._wishes: dict[str, ControllerRequests] = {}
         self._directives: dict[str, int] = {}
         self._winner = ""
-        exchange.on_settled(self.look)
-        settings.on_change(self.look)
-        self.look()
+        exchange.on_settled(self.update)
+        settings.on_change(self.update)
+        self.update()
 
     async def run(self, started: Callable[[], None]) -> None:
         """Tick until cancelled."""
         started()
         while True:
             await asyncio.sleep(TICK_S)
-            self.look()
+            self.update()
 
-    def look(self) -> None:
-        """Show every controller what is now, and put the merged limits in force."""
+    def update(self) -> None:
+        """Show the present state to every controller, and put the merged limits in force."""
         config = self._settings.value.config
         if self._named != (config.balance.controller, config.balance.parameters):
             self._controllers = make_controllers(config)
@@ -173,15 +173,15 @@ class Balancer:
         self._set_bound(limits.max_staleness)
 
     def bound_with(self, config: Config) -> int | None:
-        """The bound in force with ``config``, as far as the controllers now running say; `look`
-        then asks the controllers that it names.
+        """The bound in force with ``config``, by the requests of the controllers that run now.
+        `update` then asks the controllers that ``config`` names.
         """
         if self._named != (config.balance.controller, config.balance.parameters):
             return config.bound
         return merge(self._wishes, config, slots=self._exchange.ledger.slots)[0].max_staleness
 
     def statistics(self) -> tuple[ControllerStatistics, ...]:
-        """What each controller asked for, and which one is in force."""
+        """The requests of each controller, and which controller is in force."""
         return tuple(
             ControllerStatistics(
                 name,

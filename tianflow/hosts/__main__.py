@@ -1,5 +1,5 @@
-"""``python -m tianflow.hosts DESCRIPTOR ...``: run a host process that was started by other means
-than a fork. Its `StartHost` comes on standard input.
+"""``python -m tianflow.hosts DESCRIPTOR ...``: run a host in this process. The payload of
+`tianflow.interfaces.StartProcess` comes on standard input, until its end.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class Compute:
 
     Args:
         name: of the thread.
-        on_orphan: gets the exception of a function whose caller no longer waits, so that none is
-            ever lost.
+        on_orphan: gets the exception of a function whose caller no longer waits, so that every
+            exception is reported.
         on_end: called on the thread when it ends, after `close`.
     """
 
@@ -42,7 +42,7 @@ class Compute:
             tuple[Callable[[], Any], Callable[[object, BaseException | None], None]] | None
         ] = queue.SimpleQueue()
         self.stopping = threading.Event()
-        """Set when the host is to end; compute functions look at it once a step or minibatch."""
+        """Set when the host is to end; compute functions read it once a step or minibatch."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -80,7 +80,7 @@ class Compute:
         try:
             return await future
         except asyncio.CancelledError:
-            # Cancelled in the turn in which the answer came: nobody will ever look at it.
+            # Cancelled in the turn in which the answer came: no caller reads it.
             if (
                 future.done()
                 and not future.cancelled()
@@ -90,14 +90,14 @@ class Compute:
             raise
 
     def close(self) -> None:
-        """Ask what runs to stop, and let the thread end after it. Does not wait."""
+        """Ask the running function to stop; the thread ends after it. Does not wait."""
         self.stopping.set()
         self._jobs.put(None)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             _call(*job)
-            del job  # a waiting thread must not keep the last result alive
+            del job  # a waiting thread must not hold the last result
         self._on_end()
 
 
@@ -106,7 +106,7 @@ def _call(
 ) -> None:
     try:
         result = function()
-    except BaseException as error:  # noqa: BLE001 - a boundary: whatever it is belongs to the caller
+    except BaseException as error:  # noqa: BLE001 - a boundary: the error belongs to the caller
         deliver(None, error)
     else:
         deliver(result, None)

@@ -1,4 +1,4 @@
-"""Running a coroutine to its end, on the quicker event loop where there is one."""
+"""Runs a coroutine to its end, on the faster event loop where it is installed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def require_none(name: str, *, instead: str) -> None:
-    """Raise RuntimeError if a loop is running here already, as in a notebook: ``name``, which
-    blocks, would stop it for as long.
+    """Raise RuntimeError if a loop runs in this thread already, as in a notebook: ``name`` blocks,
+    and would stop that loop.
     """
     try:
         asyncio.get_running_loop()

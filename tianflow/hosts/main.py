@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     )
 
 FAILED = 1
-TRANSPORTS = {"shm": "tianflow.channels.shm:SharedHostTransport"}
-"""Host sides of the transports that are part of tianflow, by name."""
 FLUSH_S = 1.0
 """Seconds in which the coordinator has to take a host's last messages."""
 
@@ -269,8 +267,7 @@ class LinkedHost:
 
 def attach(address: str, descriptors: Sequence[int], plan: HostPlan) -> HostTransport:
     """The host's side of the transport that ``address`` names. ConfigError if it is unknown."""
-    name = address.partition("://")[0]
-    found: Any = plugins.load("tianflow.transports", TRANSPORTS.get(name, name), path="address")
+    found: Any = plugins.load("tianflow.transports", address.partition("://")[0], path="address")
     transport: HostTransport = found.attach(
         address, descriptors, layout=plan.layout, draws=plan.draws
     )

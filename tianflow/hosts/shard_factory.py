@@ -1,4 +1,4 @@
-"""From a config to an empty replay shard."""
+"""The factory of replay shards: from a config to an empty or restored shard."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def make_shard(config: Config, spec: EnvironmentSpec) -> Shard:
 
 
 def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
-    """Names of the image leaves that are stacks of frames, as a few steps of the environments show:
-    a space does not tell.
+    """Names of the image leaves that are stacks of frames. A space does not show that, so a few
+    steps of the environments are made.
 
-    An image that is none (RGB, say) must not be kept as one: all its frames are new at every step,
-    so few steps would fit.
+    Another image (RGB, say) must not be stored as a stack: all its frames are new at every step, so
+    few steps would fit.
     """
     if not any(is_image(leaf) for leaf in spec.observation):
         return frozenset()
@@ -90,7 +90,7 @@ def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
         with_environment(lambda: make(config.env, spec.num_envs), play)
     except (EnvironmentFailedError, UnexpectedShapeError) as error:
         log.warning(
-            "whether images are stacks of frames cannot be seen; they are kept whole",
+            "whether images are stacks of frames cannot be seen; they are stored whole",
             reason=str(error),
         )
         return frozenset()
@@ -100,8 +100,8 @@ def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
 def restored_shard(
     config: Config, spec: EnvironmentSpec, checkpoint: Path | None, index: int
 ) -> Shard:
-    """Shard ``index`` as it was kept in ``checkpoint``; empty if it was not, or if what was kept is
-    of no use any more.
+    """Shard ``index`` of ``checkpoint``; an empty shard if the checkpoint does not have it, or has
+    it in another form.
     """
     shard = make_shard(config, spec)
     if checkpoint is None:
@@ -124,8 +124,8 @@ def _selector(config: Config) -> Callable[[int], Selector]:
 
 
 def _initial_priority(config: Config) -> InitialPriority | None:
-    """What the actors' own values say, where they are recorded; else the greatest priority
-    so far.
+    """The error of the actors' own values, where they are recorded; else the greatest priority so
+    far.
     """
     algorithm = config.algorithm
     if config.replay.selector != "prioritised" or "q_taken" not in algorithm.recorded:

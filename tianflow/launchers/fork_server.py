@@ -1,10 +1,9 @@
-"""The process that forks a run's hosts, and their warden: requests + descriptors -> hosts -> exit
-reports.
+"""The process that forks and reaps a run's hosts: requests + descriptors -> hosts -> exit reports.
 
-It is the hosts' parent, so it reaps them exactly and never signals a number that was given to
-somebody else; it notices the coordinator's death by the end of their socket. It imports what hosts
-need once, and stays single-threaded, because a fork copies the locks of other threads but not the
-threads. No asyncio: hosts start with no trace of a loop.
+It is the hosts' parent, so it reaps them exactly and never signals a number that the system has
+reused. The end of the socket shows the death of the coordinator. It imports what hosts need once,
+and stays single-threaded, because a fork copies the locks of other threads but not the threads. It
+does not use asyncio: hosts start without a loop.
 
 Requests (JSON, one datagram each): ``{"preload": [module, ...]}`` first, then ``{"spawn": id,
 "name": ..., "target": "module:function"}`` with descriptors (the first holds the payload),
@@ -36,10 +35,8 @@ from typing import NamedTuple, NoReturn, cast
 MAX_DESCRIPTORS = 253
 """Linux passes no more with one message."""
 MESSAGE_BYTES = 64 * 1024
-BURIAL_POLL_S = 0.002
-"""Processes that a host leaves behind die soon after their SIGKILL; not all of them tell us by
-SIGCHLD.
-"""
+REAP_POLL_S = 0.002
+"""Processes that a host leaves die soon after their SIGKILL; not all of them send a SIGCHLD."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -99,21 +96,21 @@ class _Host:
     name: str
     pid: int
     status: int | None = None
-    """Set once it is dead; it stays a zombie, so that its number is not reused, until nothing of it
-    is left.
+    """Set once it is dead. It stays a zombie, so that its number is not reused, until its group is
+    gone.
     """
 
 
 class ForkServer:
-    """Forks hosts on request, reports their ends, and leaves nobody behind.
+    """Forks hosts on request, reports their ends, and leaves no process.
 
-    An exit is reported only when nobody of the host's process group is left, so nobody of it can
-    write to shared memory any more. Its descendants that changed their session become children of
+    An exit is reported only when no process of the host's group is left, so none of them can still
+    write to shared memory. Its descendants that changed their session become children of
     this process (it is their subreaper) and are killed too, unless another living host is known, by
     session or environment, to have started them.
 
     Waits: for requests and for signals, never for a full socket. Unblocked by: the coordinator,
-    whose end of the socket ends this process, after everybody else.
+    whose end of the socket ends this process, after all others.
     """
 
     def __init__(self, *, connection: socket.socket) -> None:
@@ -138,7 +135,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, _wake_up)
         while self._tend() or not self._ending:
             timeout = (
-                BURIAL_POLL_S
+                REAP_POLL_S
                 if self._ending or any(host.status is not None for host in self._hosts.values())
                 else None
             )
@@ -225,12 +222,12 @@ class ForkServer:
                 os._exit(1)
             os.setsid()
             prctl(PR_SET_NAME, name.encode()[:15])
-            self._let_go(fds)
+            self._reset_process(fds)
             os.environ["TIANFLOW_HOST"] = name
             payload = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
             os.close(fds[0])
             code = _run(target, payload, list(fds[1:]))
-        except BaseException:  # noqa: BLE001 - the last frame of a process: whatever it was is told, then the process ends
+        except BaseException:  # noqa: BLE001 - the last frame of a process: the error is printed, then the process ends
             traceback.print_exc()
         finally:
             for stream in (sys.stdout, sys.stderr):
@@ -238,7 +235,7 @@ class ForkServer:
                     stream.flush()
             os._exit(code & 0xFF)
 
-    def _let_go(self, fds: Sequence[int]) -> None:
+    def _reset_process(self, fds: Sequence[int]) -> None:
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:
             signal.signal(
@@ -255,12 +252,12 @@ class ForkServer:
         ):  # else every host would draw the same numbers from its global generator
             sys.modules["numpy.random"].seed()
 
-    # Burial: exact, because only this process reaps what it forked or adopted
+    # Reaping: exact, because only this process reaps what it forked or adopted
     # ------------------------------------------
 
     def _tend(self) -> bool:
-        """Notice who died, kill what is left of them, report whom nothing is left of. True while a
-        descendant is left.
+        """Find dead hosts, kill the rest of their groups, and report those whose group is gone.
+        True while a descendant is left.
         """
         for host in self._hosts.values():
             if self._ending:
@@ -279,8 +276,8 @@ class ForkServer:
         for entry in adopted:
             os.waitid(os.P_PID, entry.pid, os.WEXITED | os.WNOHANG)
         for host in dead:
-            # Whoever was reaped just now still counts: the table may be older than the adoption of
-            # its children.
+            # A process that was reaped just now still counts: the table may be older than the
+            # adoption of its children.
             if stray or any(entry.group == host.pid and entry.pid != host.pid for entry in table):
                 _kill_group(host.pid)
                 continue
@@ -321,7 +318,7 @@ class ForkServer:
                 self._outbox.popleft()
         except BlockingIOError:
             pass
-        except OSError:  # nobody reads any more; the end of the socket follows
+        except OSError:  # the reader is gone; the end of the socket follows
             self._outbox.clear()
         if not self._ending:
             self._selector.modify(
@@ -343,13 +340,12 @@ def _wake_up(_number: int, _frame: object) -> None:
 
 def _preload(modules: Sequence[str]) -> dict[str, str]:
     failures = {}
-    # While an import takes its time nobody watches the socket, and there is no host yet that would
-    # need its warden.
+    # This process does not watch the socket during an import, and it has no host yet to reap.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - a host that needs it will say so with its own traceback
+        except Exception as error:  # noqa: BLE001 - a host that needs it reports its own traceback
             failures[module] = repr(error)
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.collect()

@@ -41,17 +41,17 @@ _KEPT_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
 }
-"""To glibc: what an update or a step frees, up to 256 MB, stays with the process. The next one
-wants it again, and would else pay for every page anew. One arena, because those of other threads
-give back at once what is larger than their 64 MB.
+"""For glibc: memory that an update or a step frees, up to 256 MB, stays with the process. The next
+one would otherwise pay for every page again. One arena, because the arenas of other threads return
+blocks of more than 64 MB at once.
 """
 _HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def _huge_pages() -> dict[str, str]:
-    """To glibc: ask for huge pages, where the kernel gives them to who asks. An update goes through
-    thousands of small ones, and of few a core remembers where they lie. Not where one is larger
-    than 2 MiB: a heap grows by as much at once.
+    """For glibc: request huge pages, where the kernel grants them on request. An update touches
+    thousands of small pages, and the address cache of a core holds few. Pages of more than 2 MiB
+    are not requested: a heap grows by one page at once.
     """
     try:
         size = int(_HUGE_PAGE.read_text())
@@ -66,26 +66,26 @@ _SPAWN_ATTEMPTS = 3
 _DESCRIPTORS_TO_START = 16
 """More than a loop opens to start a process: two ends, standard streams, and pipes for its status.
 """
-_HUNT_POLL_S = 0.005
+_ORPHANS_POLL_S = 0.005
 
-_log = logger("nursery")
+_log = logger("launcher")
 
 
 class ForkedHost:
     """One host process; its process group and session have its ``pid`` as number, too."""
 
-    def __init__(self, *, nursery: HostForker, number: int, name: str, pid: int) -> None:
+    def __init__(self, *, forker: HostForker, number: int, name: str, pid: int) -> None:
         self.name, self.pid = name, pid
         self.returncode: int | None = None
-        """Its exit status, or minus the signal that ended it; None while it, or anybody of its
-        process group, is left.
+        """Its exit status, or minus the signal that ended it; None while a process of its group is
+        left.
         """
-        self._nursery, self._number = nursery, number
+        self._forker, self._number = forker, number
         self._exited = asyncio.Event()
 
     async def wait(self) -> int:
-        """Wait until nobody of its process group is left; its exit status, or minus the signal. Any
-        number may wait.
+        """Wait until no process of its group is left. Its exit status, or minus the signal. Any
+        number of callers may wait.
         """
         await self._exited.wait()
         assert self.returncode is not None
@@ -101,7 +101,7 @@ class ForkedHost:
 
     def _request(self, action: str) -> None:
         if self.returncode is None:
-            self._nursery._post({action: self._number})  # noqa: SLF001 - the two are one thing
+            self._forker._post({action: self._number})  # noqa: SLF001 - the two are one thing
 
     def _exit(self, status: int) -> None:
         self.returncode = status
@@ -114,9 +114,7 @@ class _LostError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Server:
-    """One incarnation of the fork server. ``token`` stands in the environment of all that descends
-    from it.
-    """
+    """One incarnation of the fork server. All its descendants have ``token`` in the environment."""
 
     process: Process
     connection: socket.socket
@@ -129,22 +127,22 @@ class _Server:
 
 
 class HostForker:
-    """Starts host processes by forking one that has ``preload`` imported, and leaves nobody behind.
+    """Starts host processes by forking one that has ``preload`` imported, and leaves no process.
 
     Consumes: spawn requests. Produces: children and their exit statuses. Waits: `spawn` for the
     fork server's answer (the first time for its imports, too); leaving the context for the end of
     every child. Unblocked by: the fork server; when that dies every child is killed and counts as
     exited with -9, and the next `spawn` starts a new one.
 
-    Should the coordinator vanish, the fork server kills everything that came from it, and ends.
+    If the coordinator dies, the fork server kills all its descendants, and ends.
 
     Args:
-        run_id: what every process of the run carries as ``TIANFLOW_RUN`` in its environment.
-        preload: modules that are imported before any fork, so that hosts share their pages. One
-            that fails is logged and stands in `preload_failures`. One that starts a thread makes
+        run_id: value of ``TIANFLOW_RUN`` in the environment of every process of the run.
+        preload: modules that are imported before any fork, so that hosts share their pages. A
+            failure is logged and listed in `preload_failures`. A module that starts a thread makes
             `spawn` fail: a fork would copy its locks for ever.
-        end_timeout_s: how long the end of all children may take on leaving, before the fork server
-            is killed as well.
+        end_timeout_s: limit for the end of all children on leaving. After it, the fork server is
+            killed as well.
     """
 
     def __init__(
@@ -155,12 +153,12 @@ class HostForker:
         self._numbers = itertools.count(1)
         self._children: dict[int, ForkedHost] = {}
         self._pending: dict[int, tuple[str, asyncio.Future[ForkedHost]]] = {}
-        # What a full socket refuses. A coordinator asks for a few things per child, and the number
-        # of children bounds it.
+        # Requests that a full socket refuses. A coordinator sends a few for each child, so the
+        # number of children bounds them.
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._starting = asyncio.Lock()
         self._server: _Server | None = None
-        self._burial: asyncio.Task[None] | None = None
+        self._reaping: asyncio.Task[None] | None = None
         self._open = self._ready = False
 
     @property
@@ -170,7 +168,7 @@ class HostForker:
 
     @property
     def pid(self) -> int | None:
-        """The fork server's process; None while there is none."""
+        """The fork server's process; None while it does not run."""
         return None if self._server is None else self._server.process.pid
 
     async def __aenter__(self) -> Self:
@@ -197,17 +195,17 @@ class HostForker:
             finally:  # also when this is cancelled: a second Ctrl-C must not leave processes
                 server.kill()
                 await server.gone.wait()
-        if self._burial is not None:
-            await self._burial
+        if self._reaping is not None:
+            await self._reaping
 
     async def spawn(
         self, name: str, target: str, payload: bytes, fds: Sequence[int] = ()
     ) -> ForkedHost:
-        """Fork a host that calls ``target(payload, fds)`` and ends with what it returns (an int,
-        else 0).
+        """Fork a host that calls ``target(payload, fds)``. Its exit status is the result (0 unless
+        it is an int).
 
         Args:
-            name: its place; no other living child may have it.
+            name: of the host; no other living child may have it.
             target: ``"module:function"``, imported in the child.
             payload: of any size.
             fds: duplicated for the child, where they have other numbers; the caller closes its own.
@@ -225,14 +223,14 @@ class HostForker:
                 continue
         summary = (
             f"the fork server died {_SPAWN_ATTEMPTS} times in a row while starting "
-            f"{name!r}; its last words are on stderr"
+            f"{name!r}; its last output is on stderr"
         )
-        raise RunError("nursery", f"{summary}; preloaded: {', '.join(self._preload) or 'nothing'}")
+        raise RunError("launcher", f"{summary}; preloaded: {', '.join(self._preload) or 'nothing'}")
 
     def _check(self, name: str, target: str, fds: Sequence[int]) -> None:
         if not self._open:
             raise RuntimeError(
-                "spawn works inside `async with nursery` only: outside nobody would end the child"
+                "spawn works inside `async with forker` only: outside, the child would not be ended"
             )
         if not all(target.partition(":")):
             raise ValueError(
@@ -272,8 +270,8 @@ class HostForker:
 
     async def _ensure_server(self) -> None:
         async with self._starting:
-            if self._burial is not None:
-                await asyncio.shield(self._burial)
+            if self._reaping is not None:
+                await asyncio.shield(self._reaping)
             if self._server is None:
                 self._ready = False
                 self._server = await self._start_server()
@@ -295,7 +293,7 @@ class HostForker:
             **os.environ,
             **_NO_THREADS_AT_IMPORT,
             "TIANFLOW_RUN": self._run_id,
-            "TIANFLOW_NURSERY": token,
+            "TIANFLOW_FORKER": token,
         }
         arguments = ("-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path))
         try:
@@ -316,9 +314,7 @@ class HostForker:
         return server
 
     def _post(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Send now, or as soon as the socket takes it. Without a fork server there is nobody left
-        to be told anything.
-        """
+        """Send now, or as soon as the socket takes it. Does nothing without a fork server."""
         if self._server is None:
             return
         # Duplicates, because a caller that is cancelled meanwhile closes its own.
@@ -355,21 +351,21 @@ class HostForker:
                 return
             except (
                 ConnectionResetError
-            ):  # it died with requests unread; what it wrote before can still be read
+            ):  # it died with requests unread; its earlier reports can still be read
                 continue
             if not data:
                 break
-            self._hear(json.loads(data))
+            self._handle(json.loads(data))
         loop = asyncio.get_running_loop()
         loop.remove_reader(server.connection.fileno())
         loop.remove_writer(server.connection.fileno())
         server.connection.close()
         self._server = None
         self._drop_all()
-        self._burial = loop.create_task(self._bury(server), name="nursery burial")
+        self._reaping = loop.create_task(self._reap_orphans(server), name="reap orphans")
         server.gone.set()
 
-    def _hear(self, report: Mapping[str, object]) -> None:
+    def _handle(self, report: Mapping[str, object]) -> None:
         match report:
             case {"ready": dict(failures)}:
                 self._ready, self.preload_failures = True, failures
@@ -382,21 +378,21 @@ class HostForker:
             case {"spawned": int(number), "pid": int(pid)}:
                 name, answer = self._pending.pop(number)
                 self._children[number] = child = ForkedHost(
-                    nursery=self, number=number, name=name, pid=pid
+                    forker=self, number=number, name=name, pid=pid
                 )
-                if answer.done():  # whoever asked was cancelled
+                if answer.done():  # the caller was cancelled
                     child.kill()
                 else:
                     answer.set_result(child)
             case {"refused": int(number), "reason": str(reason)}:
                 name, answer = self._pending.pop(number)
                 if not answer.done():
-                    answer.set_exception(RunError("nursery", f"cannot start {name!r}: {reason}"))
+                    answer.set_exception(RunError("launcher", f"cannot start {name!r}: {reason}"))
             case {"exited": int(number), "status": int(status)}:
                 self._children.pop(number)._exit(status)  # noqa: SLF001 - the two are one thing
 
-    async def _bury(self, server: _Server) -> None:
-        """After the fork server's end: nobody of the run may be left, then its children count as
+    async def _reap_orphans(self, server: _Server) -> None:
+        """After the fork server's end: kill every process of the run, then report its children as
         killed.
         """
         await server.process.wait()
@@ -409,16 +405,19 @@ class HostForker:
                 status=server.process.returncode,
             )
             left = await asyncio.to_thread(
-                _hunt, server.token, {child.pid for child in children.values()}, self._end_timeout_s
+                _kill_orphans,
+                server.token,
+                {child.pid for child in children.values()},
+                self._end_timeout_s,
             )
-            if left:  # with a SIGKILL pending they can run no instruction of their own
+            if left:  # with a SIGKILL pending they run no instruction of their own
                 _log.error("processes are stuck inside the system", pids=sorted(left))
         for child in children.values():
             child._exit(-signal.SIGKILL)  # noqa: SLF001 - the two are one thing
         for _, answer in pending.values():
             if not answer.done():
                 answer.set_exception(_LostError())
-        self._burial = None
+        self._reaping = None
 
 
 def _require_descriptors(count: int) -> None:
@@ -431,8 +430,8 @@ def _require_descriptors(count: int) -> None:
 
 
 def _in_memory(payload: bytes) -> int:
-    """A descriptor of anonymous memory that holds ``payload``: messages have a size limit, this has
-    none.
+    """A descriptor of anonymous memory that holds ``payload``: messages have a size limit, memory
+    has not.
     """
     memory = os.memfd_create("payload")
     if payload:
@@ -442,11 +441,11 @@ def _in_memory(payload: bytes) -> int:
     return memory
 
 
-def _hunt(token: str, groups: set[int], timeout_s: float) -> set[int]:
-    """Kill whoever carries ``token`` or belongs to one of ``groups``, until nobody does; who is
-    left after ``timeout_s``.
+def _kill_orphans(token: str, groups: set[int], timeout_s: float) -> set[int]:
+    """Kill processes that carry ``token`` or belong to one of ``groups`` until none is left. The
+    processes that are left after ``timeout_s``.
 
-    Blocks. For orphans of a fork server that died: they have other parents now, so nobody reports
+    Blocks. For orphans of a fork server that died: they have other parents now, which do not report
     their end.
     """
     deadline = time.monotonic() + timeout_s
@@ -454,7 +453,7 @@ def _hunt(token: str, groups: set[int], timeout_s: float) -> set[int]:
         left = {
             entry.pid
             for entry in processes()
-            if entry.group in groups or carries(entry.pid, "TIANFLOW_NURSERY", token)
+            if entry.group in groups or carries(entry.pid, "TIANFLOW_FORKER", token)
         }
         left = {pid for pid in left if not _is_dead(pid)}
         if not left or time.monotonic() > deadline:
@@ -462,12 +461,12 @@ def _hunt(token: str, groups: set[int], timeout_s: float) -> set[int]:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_HUNT_POLL_S)
+        time.sleep(_ORPHANS_POLL_S)
 
 
 def _is_dead(pid: int) -> bool:
-    """True for a zombie without threads, and nobody. Reaps it where this process adopted it, as the
-    first of a container does.
+    """True for a zombie without threads, and for a number without a process. Reaps a process that
+    this one has adopted, as the first process of a container does.
     """
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import msgpack
 
@@ -49,6 +51,7 @@ from tianflow.core.resource_limits import refusal
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError
 from tianflow.exchange.remote import ServedExchange
 from tianflow.exchange.shards import LinkShardPort
+from tianflow.launchers.host_forker import HOST_ENVIRONMENT
 from tianflow.planning.memory import DRAW_SLOTS, slots_capacity
 
 if TYPE_CHECKING:
@@ -58,13 +61,23 @@ if TYPE_CHECKING:
     from tianflow.config.model import Config
     from tianflow.core.payloads import Activity, TrajectoryLayout
     from tianflow.core.program import HostPlan, HostSpec
-    from tianflow.interfaces import HostProcess, MessageLink, RunView, Transport
+    from tianflow.interfaces import HostProcess, MessageLink, RunView, StartProcess, Transport
 
 T = TypeVar("T")
-StartProcess: TypeAlias = Callable[[str, bytes, Sequence[int]], Awaitable["HostProcess"]]
-"""Starts the process of a host: (name, payload, descriptors). The process inherits the descriptors
-and calls `tianflow.hosts.main.main` with the payload and its own numbers of them.
-"""
+
+
+def host_environment(run_id: str, host: str) -> dict[str, str]:
+    """Environment variables of a process that runs ``host`` and is started by other means than a
+    fork: those of this process, its import path, one thread for each numerical library, and the
+    names of run and host.
+    """
+    return {
+        **HOST_ENVIRONMENT,
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "TIANFLOW_RUN": run_id,
+        "TIANFLOW_HOST": host,
+    }
 
 
 def shared_slots(
@@ -84,7 +97,7 @@ def shared_slots(
 async def run_hosts(run: RunView, transport: Transport, start_process: StartProcess) -> None:
     """Run ``run`` to its end, each host in a process of ``start_process``.
 
-    A launcher that is cancelled has to end the processes that are left then.
+    After a cancellation, processes may be left. The launcher has to end them.
     """
     learner_started = asyncio.Event()
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from tianflow.core.jsonable import json_ready
 from tianflow.core.moments import durations
 from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
+from tianflow.interfaces import SinkRun
 from tianflow.logs import logger
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import by_staleness
 from tianflow.observability.sinks import outlet as sinks
-from tianflow.observability.sinks.base import SinkRun
 from tianflow.rundir.history import (
     NAME,
     SPACING_S,

@@ -167,7 +167,7 @@ class Simulation:
                 tick + TICK_S,
                 quiet + 1 if self.clock.next is None else 0,
             )
-            self._balancer.look()
+            self._balancer.update()
         return between(before or self._mark(), self._mark(), config=self.config, stalled=stalled)
 
     # Weights

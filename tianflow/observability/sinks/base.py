@@ -1,43 +1,14 @@
-"""`Sink`, the contract of sinks, and the conversion of a history row to named numbers."""
+"""For sinks: the conversion of a history row to named numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tianflow.rundir.history import Row, is_number
 
 _CONTEXT = frozenset({"t", "time", "span_s", "marks", "env_steps", "generation"})
 """Fields that locate a row in time and are not measurements."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinkRun:
-    """The run of a sink. ``config`` holds every setting at the start, ready for JSON."""
-
-    id: str
-    directory: Path
-    config: Mapping[str, Any]
-
-
-class Sink(Protocol):
-    """Receives the history of a run. ``factory(run=SinkRun, **kwargs)`` makes it, in a thread of
-    its own, which also uses and closes it.
-
-    A sink may block. If it raises, it is closed and receives no more rows. A factory may name the
-    ``packages`` that it imports and the ``extra`` that installs them; a run checks for them before
-    it starts.
-    """
-
-    def write(self, row: Row) -> None:
-        """Write one row; see `tianflow.rundir.history.Row`. The times of rows differ, but a resumed
-        run may go back in steps.
-        """
-
-    def close(self) -> None:
-        """Close after the last row."""
 
 
 class Point(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tianflow.observability.sinks.base import SinkRun, flat, points
+from tianflow.interfaces import SinkRun
+from tianflow.observability.sinks.base import flat, points
 from tianflow.rundir.history import Row
 
 TAG = "tianflow.run"
@@ -16,7 +17,7 @@ AT_ONCE = 100
 
 
 class MLflow:
-    """Entry point ``mlflow``; a `tianflow.observability.sinks.base.Sink`. A resumed run continues
+    """Entry point ``mlflow``; a `tianflow.interfaces.Sink`. A resumed run continues
     its MLflow run.
 
     Args:

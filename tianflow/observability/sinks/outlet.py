@@ -16,8 +16,8 @@ from tianflow import plugins
 from tianflow.config.model import Config
 from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError, Problem
+from tianflow.interfaces import Sink, SinkRun
 from tianflow.logs import logger
-from tianflow.observability.sinks.base import Sink, SinkRun
 from tianflow.rundir.history import Row
 
 GROUP = "tianflow.sinks"

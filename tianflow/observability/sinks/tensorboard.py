@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tianflow.observability.sinks.base import SinkRun, points
+from tianflow.interfaces import SinkRun
+from tianflow.observability.sinks.base import points
 from tianflow.rundir.history import Row
 
 
 class TensorBoard:
-    """Entry point ``tensorboard``; a `tianflow.observability.sinks.base.Sink`. Writes scalars over
+    """Entry point ``tensorboard``; a `tianflow.interfaces.Sink`. Writes scalars over
     environment steps, and the config as text.
 
     Args:

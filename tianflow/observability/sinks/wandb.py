@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tianflow.observability.sinks.base import SinkRun, points
+from tianflow.interfaces import SinkRun
+from tianflow.observability.sinks.base import points
 from tianflow.rundir.history import Row
 
 
 class WandB:
-    """Entry point ``wandb``; a `tianflow.observability.sinks.base.Sink`. A resumed run continues
+    """Entry point ``wandb``; a `tianflow.interfaces.Sink`. A resumed run continues
     its W&B run.
 
     Args:
