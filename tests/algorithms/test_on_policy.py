@@ -251,6 +251,19 @@ def test_invalid_rows_have_no_influence(algorithm: str, lstm: int) -> None:
     assert np.array_equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "int8", "float16"])
+def test_observations_of_unusual_width_are_learned_from(algorithm: str, dtype: str) -> None:
+    env = spec(DISCRETE, LeafSpec("", (5,), dtype), autoreset="same_step")
+    policy = ALGORITHMS[algorithm].make_policy(config(algorithm), env)
+    learner: Any = ALGORITHMS[algorithm].make_learner(config(algorithm), env, CPU)
+    arrays = rollout(policy, env)
+    arrays["final_obs/"] = arrays["obs/"][:-1].clone()
+    before = learner.flat().copy()
+    assert learner.step(LearnerBatch(arrays)).finite
+    assert not np.array_equal(before, learner.flat())
+
+
 @every_algorithm
 def test_a_batch_without_valid_transitions_changes_nothing(algorithm: str) -> None:
     settings, env = config(algorithm), spec()

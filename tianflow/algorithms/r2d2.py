@@ -28,6 +28,7 @@ from tianflow.ops.q_values import (
     weighted_loss,
 )
 
+UNSIGNED = frozenset({torch.uint8, torch.uint16, torch.uint32, torch.uint64})
 Unroll = Callable[[Tree, Tree, Tensor], QOutput]
 """A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> `QOutput`."""
 
@@ -92,8 +93,9 @@ def zero_undefined(arrays: Tree) -> dict[str, Tensor]:
     """Observations {leaf: [L+1, n, ...]} with undefined ones set to 0: after a termination, in
     padding.
 
-    They are not part of any loss, but a zero gradient times an infinite value would be NaN. uint8
-    leaves stay unchanged.
+    They are not part of any loss, but a zero gradient times an infinite value would be NaN.
+    Unsigned integers stay unchanged: they are finite, and PyTorch cannot fill those of 16 to 64
+    bits.
     """
     continues = arrays["valid"] & ~arrays["terminated"]
     defined = torch.cat([torch.ones_like(continues[:1]), continues])
@@ -101,7 +103,7 @@ def zero_undefined(arrays: Tree) -> dict[str, Tensor]:
     def cleared(leaf: Tensor) -> Tensor:
         return (
             leaf
-            if leaf.dtype == torch.uint8
+            if leaf.dtype in UNSIGNED
             else leaf.masked_fill(~defined.view(*defined.shape, *[1] * (leaf.dim() - 2)), 0)
         )
 
