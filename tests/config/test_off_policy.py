@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tianflow.algorithms.dqn import DQN
+from tianflow.algorithms.r2d2 import R2D2
 from tianflow.config.model import (
     Config,
     EnvSettings,
@@ -177,6 +178,50 @@ def test_only_r2d2_has_a_recurrent_state() -> None:
         == problems(DQNSettings(), DISCRETE, lstm=4).keys()
         == problems(R2D2Settings(), DISCRETE, lstm=0).keys()
     )
+
+
+class DerivedSettings(R2D2Settings):
+    """Settings of a plug-in that derives from R2D2."""
+
+    bonus: float = 0.0
+
+
+class Derived(R2D2):
+    """Algorithm of a plug-in with settings of its own."""
+
+    settings = DerivedSettings
+
+
+class Renamed(R2D2):
+    """Algorithm of a plug-in with the settings of R2D2."""
+
+
+@pytest.mark.parametrize("attribute", ["Derived", "Renamed"])
+def test_a_plug_in_that_derives_from_r2d2_has_its_recurrent_state(attribute: str) -> None:
+    name = f"{__name__}:{attribute}"
+    config = Config.model_validate(
+        {
+            "env": {"id": "Test-v0"},
+            "algorithm": {"name": name},
+            "network": {"lstm": 8},
+        }
+    )
+    assert isinstance(config.algorithm, R2D2Settings)
+    assert name == config.algorithm.name
+    assert config == Config.model_validate(config.model_dump(mode="json"))
+    assert {} == problems(config.algorithm, DISCRETE, lstm=8)
+    assert {"network.lstm"} == problems(config.algorithm, DISCRETE, lstm=0).keys()
+
+
+class BanditSettings(OffPolicySettings):
+    """Settings of a plug-in with a policy and networks of its own."""
+
+    name: str = "my.module:Bandit"
+
+
+@pytest.mark.parametrize("action", [DISCRETE, SEVERAL, BOX])
+def test_a_plug_in_on_replay_alone_brings_its_own_actions_and_networks(action: ActionSpec) -> None:
+    assert {} == problems(BanditSettings(), action, name="my.networks:Net", lstm=8)
 
 
 def test_returns_are_not_normalised_when_rewards_are_replayed() -> None:

@@ -23,7 +23,15 @@ from tianflow.config.networks import (
 )
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
-from tianflow.networks import Mlp, Network, Output, convolutions, make_network
+from tianflow.networks import (
+    ImpalaResnet,
+    Mlp,
+    NatureCnn,
+    Network,
+    Output,
+    convolutions,
+    make_network,
+)
 from tianflow.networks.convolutions import RectifiedConv2d
 from tianflow.networks.parts import ResettingLstm, Vector
 from tianflow.networks.q_values import QNetwork
@@ -373,6 +381,38 @@ def test_a_plug_in_network_is_found_by_module_and_attribute_and_acts_by_its_forw
     assert parameters.shape == (2, 3)
     assert state["count"].tolist() == [1.0, 5.0]
     assert [] == check_network(config(settings), spec(VECTOR))
+
+
+class DerivedCnn(NatureCnn):
+    """A plug-in that derives from a built-in network."""
+
+
+class DerivedResnet(ImpalaResnet):
+    """A plug-in that derives from a built-in network."""
+
+
+@pytest.mark.parametrize(("attribute", "units"), [("DerivedCnn", 512), ("DerivedResnet", 256)])
+def test_a_plug_in_that_derives_from_a_built_in_network_has_its_sizes(
+    attribute: str, units: int
+) -> None:
+    settings = NetworkSettings(name=f"{__name__}:{attribute}")
+    network: Any = make_network(settings, spec(IMAGE))
+    assert units == network.torso.size
+
+
+class Doubled(Mlp):
+    """A plug-in whose policy is not that of its base class."""
+
+    def _policy(self, features: Tensor) -> Tensor:
+        return super()._policy(features) * 2.0
+
+
+def test_a_derived_network_with_another_policy_does_not_act_on_the_arrays_of_its_base() -> None:
+    settings = NetworkSettings(name=f"{__name__}:Doubled", hidden=(8,))
+    network: Any = make_network(settings, spec(VECTOR))
+    assert network.on_arrays() is None
+    plain: Any = make_network(NetworkSettings(name="mlp", hidden=(8,)), spec(VECTOR))
+    assert plain.on_arrays() is not None
 
 
 def with_buffer(settings: NetworkSettings, env: EnvironmentSpec) -> nn.Module:

@@ -106,9 +106,13 @@ def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     return problems if name == "mlp" else problems + _check_images(name, spec)
 
 
-def units(settings: NetworkSettings) -> int:
-    """Number of units of the layer after the convolutions."""
-    return int(settings.kwargs.get("units", UNITS[settings.name]))
+def units(settings: NetworkSettings, kind: str = "") -> int:
+    """Number of units of the layer after the convolutions.
+
+    ``kind``: the built-in network; default: ``settings.name``. A plug-in that derives from a
+    built-in network has another name.
+    """
+    return int(settings.kwargs.get("units", UNITS[kind or settings.name]))
 
 
 def resnet_channels(settings: NetworkSettings) -> tuple[int, ...]:

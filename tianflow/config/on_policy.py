@@ -78,7 +78,7 @@ class AlgorithmSettings(Section):
 class PPOSettings(AlgorithmSettings):
     """PPO (arXiv 1707.06347), with the decoupled objective (arXiv 2110.00641) for stale data."""
 
-    name: Literal["ppo"] = "ppo"
+    name: str = "ppo"
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation (arXiv 1506.02438); 1: full returns, 0: one
     step.
@@ -106,7 +106,7 @@ class PPOSettings(AlgorithmSettings):
 class ImpalaSettings(AlgorithmSettings):
     """IMPALA: V-trace actor-critic (arXiv 1802.01561)."""
 
-    name: Literal["impala"] = "impala"
+    name: str = "impala"
     entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
     vtrace_lambda: Fraction = 1.0
     """Lambda of V-trace targets; 1: full n-step returns."""
@@ -134,7 +134,7 @@ class A2CSettings(AlgorithmSettings):
     actors.
     """
 
-    name: Literal["a2c"] = "a2c"
+    name: str = "a2c"
     learning_rate: Annotated[float, Field(ge=0.0)] = 7e-4
     entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
     normalise_advantages: bool = False

@@ -106,8 +106,15 @@ class Mlp(TorsoNetwork):
         self._activation = settings.activation
 
     def on_arrays(self) -> ArrayMlp | None:
-        """`act` on arrays; None with an LSTM, or if the observation is not one float32 vector."""
+        """`act` on arrays; None with an LSTM, if the observation is not one float32 vector, or in a
+        derived class that computes its policy in another way.
+        """
         torso = self.torso
+        if any(
+            getattr(type(self), name) is not getattr(Mlp, name)
+            for name in ("forward", "act", "_policy")
+        ):
+            return None
         if self.lstm is not None or not isinstance(torso, MlpTorso) or torso.vector.plain is None:
             return None
         layers = [
@@ -129,7 +136,9 @@ class NatureCnn(TorsoNetwork):
     """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
-        super().__init__(settings, spec, _image_torso(spec, nature_trunk, units(settings)))
+        super().__init__(
+            settings, spec, _image_torso(spec, nature_trunk, units(settings, "nature_cnn"))
+        )
 
 
 class ImpalaResnet(TorsoNetwork):
@@ -139,7 +148,11 @@ class ImpalaResnet(TorsoNetwork):
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         sizes = resnet_channels(settings)
-        torso = _image_torso(spec, lambda channels: impala_trunk(channels, sizes), units(settings))
+        torso = _image_torso(
+            spec,
+            lambda channels: impala_trunk(channels, sizes),
+            units(settings, "impala_resnet"),
+        )
         super().__init__(settings, spec, torso)
 
 
