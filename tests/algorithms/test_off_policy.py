@@ -821,6 +821,20 @@ def test_a_window_within_its_burn_in_has_priority_zero() -> None:
     assert 0.0 == learner.step(LearnerBatch(arrays)).priorities[0]
 
 
+@every_algorithm
+def test_an_item_without_error_keeps_a_priority_above_zero(name: str) -> None:
+    """All values are 0, the episode terminates at once without reward: the error is exactly 0."""
+    _, learner = made(name)
+    for tensor in learner.saved_tensors.values():
+        tensor.zero_()
+    arrays = windows(name, fresh=True)
+    arrays["valid"][1:], arrays["terminated"][0], arrays["truncated"][:] = False, True, False
+    arrays["reward"].zero_()
+    result = learner.step(LearnerBatch(arrays))
+    assert 0.0 == result.statistics["td_error"]
+    assert [pytest.approx(1e-6)] * N == result.priorities.tolist()
+
+
 # Start-up
 # --------------------------------------------------------------------------------------------------
 

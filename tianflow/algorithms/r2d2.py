@@ -22,6 +22,7 @@ from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import (
     double_q_value,
     n_step_target,
+    priority,
     rows_after,
     sequence_priority,
     taken,
@@ -82,7 +83,7 @@ class R2D2Learner(QLearner[R2D2Settings]):
             learned.sum(),
             {"adam": self.model.norm()},
             statistics,
-            sequence_priority(size, learned, eta=settings.priority_eta),
+            priority(sequence_priority(size, learned, eta=settings.priority_eta), learned.any(0)),
         )
 
     def normaliser_input(self, arrays: Tree) -> tuple[Tree, Tensor]:

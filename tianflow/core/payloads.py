@@ -12,6 +12,11 @@ from typing import Literal, NamedTuple
 ActionKind = Literal["discrete", "multi_discrete", "box"]
 Autoreset = Literal["next_step", "same_step", "disabled"]
 ALIGNMENT = 64
+PRIORITY_EPSILON = 1e-6
+"""Added to every priority of a trained item (epsilon of PER, arXiv 1511.05952, section 3.3).
+
+An item whose error is 0 would never be drawn again.
+"""
 
 
 class Version(NamedTuple):
