@@ -104,6 +104,8 @@ class EnvironmentSpec:
     autoreset: Autoreset
     action_mask: bool = False
     frames_per_step: int = 1
+    clips_rewards: bool = False
+    """True if rewards are clipped to -1..1 for learning. Returns of episodes are not clipped."""
 
 
 @dataclass(frozen=True, slots=True)

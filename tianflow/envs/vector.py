@@ -109,6 +109,9 @@ class VectorEnvironment:
     episode only resets, and is not valid. With SAME_STEP and DISABLED every step is valid, and
     ``final`` holds the true next observation of *every* environment.
 
+    With ``clips_rewards`` the rewards for learning are clipped to -1..1. Returns of episodes are
+    sums of the environment's own rewards, so they are scores of the game.
+
     A failure of the environment is an `EnvironmentFailedError`. The vector must not be used
     afterwards.
 
@@ -116,6 +119,7 @@ class VectorEnvironment:
         vector: the environments.
         env_id: their id.
         frames_per_step: frames of one step.
+        clips_rewards: see above.
         context: in which the environment's code runs; None: a copy of the current one. NumPy keeps
             its error state there, so an environment has one of its own, and `numpy.seterr` in it
             reaches no other code.
@@ -127,6 +131,7 @@ class VectorEnvironment:
         env_id: str,
         frames_per_step: int = 1,
         *,
+        clips_rewards: bool = False,
         context: contextvars.Context | None = None,
         progress: EnvironmentProgress | None = None,
     ) -> None:
@@ -146,6 +151,7 @@ class VectorEnvironment:
             self.num_envs,
             autoreset_of(vector.metadata),
             frames_per_step=frames_per_step,
+            clips_rewards=clips_rewards,
         )
         """`has_masks` is known after the first `reset`; the ``action_mask`` of the specification is
         not set.
@@ -248,7 +254,7 @@ class VectorEnvironment:
         """Complete the rows of all steps since the last call, time first.
 
         Args:
-            reward: [T, N] float32; set to the rewards, and to 0 on reset steps.
+            reward: [T, N] float32; set to the rewards for learning, and to 0 on reset steps.
             terminated: [T, N] bool; set to the flags, and to False on reset steps.
             truncated: [T, N] bool; set to the flags, and to False on reset steps.
             valid: [T, N] bool; set to False on steps that only reset an environment, else True.
@@ -270,6 +276,8 @@ class VectorEnvironment:
             for ended in (terminated, truncated, over):
                 np.logical_and(ended, valid, out=ended)
         reward[...] = rewards
+        if self.spec.clips_rewards:
+            np.clip(reward, -1.0, 1.0, out=reward)
         self._count_episodes(over)
 
     def take_finished(self) -> tuple[list[int], list[Episode]]:
