@@ -17,6 +17,7 @@ from tianflow.config.model import (
     NetworkSettings,
     NormalisationSettings,
     PPOSettings,
+    ReplaySettings,
 )
 from tianflow.config.off_policy import (
     DQNSettings,
@@ -242,3 +243,18 @@ def test_settings_are_available_without_pytorch() -> None:
 
 def test_factories_name_their_settings() -> None:
     assert DQNSettings is DQN.settings
+
+
+def exponents(algorithm: OffPolicySettings, **replay: Any) -> tuple[float, float]:
+    return Config(
+        env=EnvSettings(id="Test-v0"), algorithm=algorithm, replay=ReplaySettings(**replay)
+    ).priority_exponents
+
+
+def test_exponents_of_priorities_are_those_of_the_paper_unless_they_are_set() -> None:
+    assert (0.9, 0.6) == exponents(R2D2Settings())
+    assert (0.6, 0.4) == exponents(DQNSettings()) == exponents(SACSettings())
+    assert (0.6, 0.4) == exponents(BanditSettings())
+    assert (0.9, 0.6) == exponents(DerivedSettings())
+    assert (0.0, 0.6) == exponents(R2D2Settings(), alpha=0.0)
+    assert (0.9, 0.0) == exponents(R2D2Settings(), beta=0.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +20,7 @@ from tianflow.config.networks import (
     channels_first,
     check_network,
     image_size,
+    previous_leaves,
     state_spec,
     torso_parameters,
 )
@@ -89,7 +92,9 @@ CASES = [
         ("mlp", False, (VECTOR,), "discrete", DISCRETE),
         ("mlp", True, (VECTOR,), "box", BOX),
         ("mlp", False, EVERYTHING, "discrete", DISCRETE),
+        ("mlp", False, (VECTOR, *previous_leaves(DISCRETE)), "previous", DISCRETE),
         ("nature_cnn", False, (IMAGE,), "discrete", DISCRETE),
+        ("nature_cnn", False, (IMAGE, *previous_leaves(BOX)), "previous", BOX),
         ("nature_cnn", False, EVERYTHING, "box", BOX),
         ("impala_resnet", False, (LeafSpec("", (9, 7, 3), "uint8"),), "discrete", DISCRETE),
     ]
@@ -481,6 +486,19 @@ def test_the_smallest_image_that_is_accepted_works(
     assert parameters.isfinite().all()
 
 
+@pytest.mark.parametrize("make", [make_network, partial(QNetwork, duelling=True)])
+def test_action_and_reward_of_the_previous_step_bypass_the_torso_to_the_lstm(
+    make: Callable[..., Any],
+) -> None:
+    """As in R2D2 and IMPALA; without an LSTM they are inputs of the torso."""
+    leaves = (VECTOR, *previous_leaves(DISCRETE))
+    recurrent = make(NetworkSettings(hidden=(8,), lstm=6), spec(*leaves))
+    assert (8, 5) == tuple(recurrent.torso.layers[0].weight.shape)
+    assert (4 * 6, 8 + 4 + 1) == tuple(recurrent.lstm.weight_input.shape)
+    plain = make(NetworkSettings(hidden=(8,)), spec(*leaves))
+    assert (8, 5 + 4 + 1) == tuple(plain.torso.layers[0].weight.shape)
+
+
 def test_an_mlp_with_an_lstm_shares_its_torso() -> None:
     assert isinstance(network := make_network(NetworkSettings(lstm=4), spec(VECTOR)), Mlp)
     assert network.value_torso is None
@@ -508,6 +526,8 @@ def test_checking_a_built_in_network_does_not_import_torch() -> None:
     [
         (NetworkSettings(hidden=(8, 16)), EVERYTHING),
         (NetworkSettings(hidden=()), (VECTOR,)),
+        (NetworkSettings(hidden=(8,)), (VECTOR, *previous_leaves(DISCRETE))),
+        (NetworkSettings(name="nature_cnn"), (IMAGE, *previous_leaves(BOX))),
         (NetworkSettings(name="nature_cnn"), (IMAGE,)),
         (
             NetworkSettings(name="nature_cnn", kwargs={"units": 9}),

@@ -42,6 +42,10 @@ class OffPolicySettings(AlgorithmSettings):
     live: ClassVar[tuple[str, ...]] = ("learning_rate",)
     recurrent: ClassVar[bool] = False
     """True if the learner trains on sequences, with a recurrent state (``network.lstm``)."""
+    priority_exponents: ClassVar[tuple[float, float]] = (0.6, 0.4)
+    """Defaults of ``replay.alpha`` and ``replay.beta`` (PER, arXiv 1511.05952; Ape-X, arXiv
+    1803.00933).
+    """
 
     max_grad_norm: PositiveFloat = 40.0
     """Largest norm of the gradient of each network."""
@@ -163,6 +167,8 @@ class R2D2Settings(QSettings):
     """
 
     recurrent: ClassVar[bool] = True
+    previous_step: ClassVar[bool] = True
+    priority_exponents: ClassVar[tuple[float, float]] = (0.9, 0.6)
 
     name: str = "r2d2"
     learning_rate: Rate = 1e-4

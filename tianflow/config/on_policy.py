@@ -29,6 +29,8 @@ class AlgorithmSettings(Section):
 
     live: ClassVar[tuple[str, ...]] = ("learning_rate", "entropy_cost", "batch_trajectories")
     """Settings that may change during a run."""
+    previous_step: ClassVar[bool] = False
+    """Default of ``network.previous_step``."""
 
     name: str
     """Algorithm: a2c, dqn, impala, ppo, r2d2, sac, td3, another installed one, or

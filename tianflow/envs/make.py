@@ -69,6 +69,7 @@ def make(
     *,
     around: Wrapper | None = None,
     progress: EnvironmentProgress | None = None,
+    previous_step: bool = False,
 ) -> VectorEnvironment:
     """Create ``num_envs`` (default: from the settings) environments, without resetting them.
 
@@ -77,7 +78,8 @@ def make(
     by that module, or an attribute of it: a class or function that creates one environment, or a
     whole vector if it has a parameter ``num_envs``. With ``vectorization`` envpool it is an id of
     envpool. ``around`` is the outermost wrapper of each single environment; a native vector accepts
-    none. ``progress`` follows the environments, from their constructors on.
+    none. ``progress`` follows the environments, from their constructors on. ``previous_step``: see
+    `VectorEnvironment`.
 
     Raises:
         ConfigError: the settings are invalid, or a package of an extra is missing.
@@ -101,7 +103,13 @@ def make(
         with contextlib.ExitStack() as refused:
             refused.callback(_close, vector)
             environment = _wrapped(
-                vector, settings.id, num_envs, recipe, context=context, progress=progress
+                vector,
+                settings.id,
+                num_envs,
+                recipe,
+                context=context,
+                progress=progress,
+                previous_step=previous_step,
             )
             refused.pop_all()
             return environment
@@ -132,6 +140,7 @@ def _wrapped(
     *,
     context: contextvars.Context,
     progress: EnvironmentProgress,
+    previous_step: bool,
 ) -> VectorEnvironment:
     if getattr(vector, "num_envs", None) != num_envs:
         message = (
@@ -147,6 +156,7 @@ def _wrapped(
             clips_rewards=recipe.clips_rewards,
             context=context,
             progress=progress,
+            previous_step=previous_step,
         )
     except ValueError as error:
         raise ConfigError([Problem("env.id", env_id, str(error))]) from error
@@ -168,7 +178,8 @@ def probe(config: Config) -> EnvironmentSpec:
     """
     try:
         return with_environment(
-            lambda: make(config.env, 1), lambda environment: _examine(environment, config)
+            lambda: make(config.env, 1, previous_step=config.previous_step),
+            lambda environment: _examine(environment, config),
         )
     except EnvironmentFailedError as error:
         cause = error.__cause__
