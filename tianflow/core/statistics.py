@@ -46,6 +46,7 @@ VERDICTS = (
     "starting",
     "paused",
     "stalled",
+    "unknown",
 )
 DROP_REASONS = (
     "expired",
@@ -531,7 +532,7 @@ class Diagnosis:
         )
     )
     """sampling-bound, learning-bound, transport-bound, balance-bound, stalled, balanced or
-    starting; otherwise the state of a run that does not train."""
+    starting; unknown if the diagnosis failed; otherwise the state of a run that does not train."""
     advice: str
     """Cause, size and remedy in one sentence."""
     component: str | None = None
