@@ -214,6 +214,7 @@ def test_statistics_are_named_alike_and_finite(algorithm: str) -> None:
         "entropy",
         "kl",
         "ess_ratio",
+        "log_ratio_max",
         "clip_fraction",
         "grad_norm",
         "explained_variance",

@@ -250,6 +250,14 @@ class LearnerMeasures:
             name="effective_sample_ratio",
         ),
     )
+    fresh_log_ratio: float | None = field(
+        default=None,
+        metadata=metric(
+            "Largest absolute log ratio of the learning to the acting policy on the newest batch "
+            "with staleness 0; 0 up to rounding.",
+            name="fresh_log_ratio_nats",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
