@@ -297,14 +297,17 @@ def test_an_item_without_weight_has_no_gradient_but_a_priority(name: str) -> Non
 
 
 @every_algorithm
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "int8", "float16"])
-def test_observations_of_unusual_width_are_learned_from(name: str, dtype: str) -> None:
+def test_observations_of_unusual_width_are_learned_from(name: str, dtype: str, device: str) -> None:
+    """PyTorch lacks some operations for them: masked_fill, and on a GPU every indexing."""
     wide = LeafSpec("vector", (5,), dtype)
-    policy, learner = made(name, leaves=(wide, NUMBER))
+    policy, learner = made(name, leaves=(wide, NUMBER), device=torch.device(device))
     arrays = windows(name)
     arrays["obs/vector"] = (arrays["obs/vector"].abs() * 100).to(getattr(torch, dtype))
     before = learner.flat().copy()
-    result = learner.step(LearnerBatch(arrays))
+    batch = LearnerBatch({leaf: array.to(device) for leaf, array in arrays.items()})
+    result = learner.step(batch)
     assert result.finite
     assert result.samples > 0
     assert not np.array_equal(before, learner.flat())

@@ -253,15 +253,23 @@ def test_invalid_rows_have_no_influence(algorithm: str, lstm: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("lstm", [0, 4])
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "int8", "float16"])
-def test_observations_of_unusual_width_are_learned_from(algorithm: str, dtype: str) -> None:
-    env = spec(DISCRETE, LeafSpec("", (5,), dtype), autoreset="same_step")
-    policy = ALGORITHMS[algorithm].make_policy(config(algorithm), env)
-    learner: Any = ALGORITHMS[algorithm].make_learner(config(algorithm), env, CPU)
+def test_observations_of_unusual_width_are_learned_from(
+    algorithm: str, dtype: str, lstm: int, device: str
+) -> None:
+    env, made = (
+        spec(DISCRETE, LeafSpec("", (5,), dtype), autoreset="same_step"),
+        config(algorithm, lstm=lstm),
+    )
+    policy = ALGORITHMS[algorithm].make_policy(made, env)
+    learner: Any = ALGORITHMS[algorithm].make_learner(made, env, torch.device(device))
     arrays = rollout(policy, env)
     arrays["final_obs/"] = arrays["obs/"][:-1].clone()
     before = learner.flat().copy()
-    assert learner.step(LearnerBatch(arrays)).finite
+    batch = LearnerBatch({leaf: array.to(device) for leaf, array in arrays.items()})
+    assert learner.step(batch).finite
     assert not np.array_equal(before, learner.flat())
 
 

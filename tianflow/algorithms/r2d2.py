@@ -28,8 +28,8 @@ from tianflow.ops.q_values import (
     taken,
     weighted_loss,
 )
+from tianflow.ops.transforms import filled, indexed
 
-UNSIGNED = frozenset({torch.uint8, torch.uint16, torch.uint32, torch.uint64})
 Unroll = Callable[[Tree, Tree, Tensor], QOutput]
 """A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> `QOutput`."""
 
@@ -94,21 +94,16 @@ def zero_undefined(arrays: Tree) -> dict[str, Tensor]:
     """Observations {leaf: [L+1, n, ...]} with undefined ones set to 0: after a termination, in
     padding.
 
-    They are not part of any loss, but a zero gradient times an infinite value would be NaN.
-    Unsigned integers stay unchanged: they are finite, and PyTorch cannot fill those of 16 to 64
-    bits.
+    They are not part of any loss, but a zero gradient times an infinite value would be NaN. uint8
+    leaves stay unchanged.
     """
     continues = arrays["valid"] & ~arrays["terminated"]
     defined = torch.cat([torch.ones_like(continues[:1]), continues])
 
-    def cleared(leaf: Tensor) -> Tensor:
-        return (
-            leaf
-            if leaf.dtype in UNSIGNED
-            else leaf.masked_fill(~defined.view(*defined.shape, *[1] * (leaf.dim() - 2)), 0)
-        )
-
-    return {name: cleared(leaf) for name, leaf in subtree(arrays, "obs/").items()}
+    return {
+        name: leaf if leaf.dtype == torch.uint8 else filled(leaf, ~defined)
+        for name, leaf in subtree(arrays, "obs/").items()
+    }
 
 
 def trained_rows(valid: Tensor, fresh: Tensor, burn_in: int) -> Tensor:
@@ -143,7 +138,7 @@ def unroll(network: Unroll, observation: Tree, state: Tree, fresh: Tensor, burn_
         if part.numel() == 0:
             continue
         head = {
-            name: leaf[:burn_in] if part.numel() == columns else leaf[:burn_in, part]
+            name: leaf[:burn_in] if part.numel() == columns else indexed(leaf, slice(burn_in), part)
             for name, leaf in observation.items()
         }
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):

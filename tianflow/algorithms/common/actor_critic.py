@@ -31,6 +31,7 @@ from tianflow.ops.losses import (
     explained_variance,
     masked_largest,
 )
+from tianflow.ops.transforms import indexed
 
 PROBED_COLUMNS = 8
 """Columns of a batch that `ActorCriticLearner.explain_difference` evaluates."""
@@ -319,7 +320,7 @@ class ActorCriticLearner(ABC):
             return v_tp1
         with torch.no_grad():
             last = {
-                name: leaf[t, column].unsqueeze(0)
+                name: indexed(leaf, t, column).unsqueeze(0)
                 for name, leaf in samples.final_observation.items()
             }
             state = {name: leaf[t, column] for name, leaf in output.state.items()}
