@@ -38,6 +38,20 @@ def test_a_run_ends_where_it_was_told_to_and_says_what_came_of_it(tmp_path):
     assert json.loads((finished.directory / "summary.json").read_text()) == summary
 
 
+def test_a_diagnosis_that_fails_costs_neither_history_nor_summary_nor_the_end(
+    tmp_path, monkeypatch
+):
+    def fail(*_):
+        raise OverflowError("cannot convert float infinity to integer")
+
+    monkeypatch.setattr("tianflow.observability.diagnosis.diagnose", fail)
+    finished = run(tmp_path)
+    assert (finished.summary["state"], finished.summary["updates"]) == ("done", 4)
+    assert json.loads((finished.directory / "summary.json").read_text()) == finished.summary
+    rows = (finished.directory / "history.jsonl").read_text().splitlines()
+    assert {"unknown"} == {json.loads(row)["bottleneck"] for row in rows}
+
+
 def test_begun_is_trained_plus_dropped_at_the_end(tmp_path):
     counts = run(tmp_path).summary["trajectories"]
     assert counts["begun"] == counts["trained"] + sum(counts["dropped"].values())

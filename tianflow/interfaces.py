@@ -590,6 +590,14 @@ class Algorithm(Protocol):
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None: ...
 
 
+@runtime_checkable
+class ExplainsDifference(Protocol):
+    """An `Algorithm` that can look for the cause if its policy differs from that of its actors."""
+
+    def explain_difference(self, batch: LearnerBatch) -> str:
+        """The likely cause, as a phrase, found with the observations of ``batch``."""
+
+
 class ReplayAlgorithm(Algorithm, Protocol):
     """The learner's half of an algorithm that learns from replay."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+import traceback
+from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
 from structlog.stdlib import (
@@ -23,6 +24,9 @@ from structlog.stdlib import (
 from structlog.typing import EventDict, Processor
 
 from tianflow.errors import printable
+
+if TYPE_CHECKING:
+    import asyncio
 
 ROOT = "tianflow"
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
@@ -44,6 +48,20 @@ def logger(name: str, **bound: object) -> BoundLogger:
         context_class=dict,
     )
     return wrapped.bind(**bound)
+
+
+def report_death(task: asyncio.Task[Any], log: BoundLogger, message: str, **bound: object) -> None:
+    """Log ``message`` as soon as ``task`` ends with an exception, with its traceback.
+
+    For tasks that are awaited only at the end of a run: an exception would be unknown until then.
+    """
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            details = "".join(traceback.format_exception(error))
+            log.error(message, error=f"{type(error).__name__}: {error}", details=details, **bound)
+
+    task.add_done_callback(ended)
 
 
 def configure(

@@ -12,7 +12,7 @@ import contextlib
 import gc
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -36,6 +36,7 @@ from tianflow.core.events import (
 )
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import (
+    Activity,
     Batch,
     Grant,
     Settlement,
@@ -396,6 +397,10 @@ class RecordedHost:
     @property
     def silent_for(self) -> float:
         return self._handle.silent_for
+
+    @property
+    def activities(self) -> Sequence[Activity]:
+        return self._handle.activities
 
 
 class RecordedRun:

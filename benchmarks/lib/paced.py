@@ -73,7 +73,9 @@ class PacedImpalaSettings(ImpalaSettings):
     it ``varies``.
     """
 
-    name: Literal["benchmarks.lib.paced:PacedImpala"] = "benchmarks.lib.paced:PacedImpala"  # type: ignore[assignment]  # a plug-in has a name of its own
+    name: Literal["benchmarks.lib.paced:PacedImpala"] = (
+        "benchmarks.lib.paced:PacedImpala"  # a plug-in has a name of its own
+    )
     update_seconds: PositiveFloat = 0.04
     varies: bool = False
 

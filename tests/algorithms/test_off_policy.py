@@ -60,11 +60,18 @@ continuous = pytest.mark.parametrize("name", ["sac", "td3"])
 
 
 def made(
-    name: str, *, normalise: bool = False, seed: int = 1, device: torch.device = CPU, **changes: Any
+    name: str,
+    *,
+    normalise: bool = False,
+    seed: int = 1,
+    device: torch.device = CPU,
+    leaves: tuple[LeafSpec, ...] | None = None,
+    **changes: Any,
 ) -> tuple[Any, Any]:
     """Policy and learner with equal weights."""
+    leaves = leaves or (VECTOR, NUMBER)
     spec = EnvironmentSpec(
-        "Test-v0", (VECTOR, NUMBER), CHOICE if name in ("dqn", "r2d2") else FORCE, N, "next_step"
+        "Test-v0", leaves, CHOICE if name in ("dqn", "r2d2") else FORCE, N, "next_step"
     )
     settings = SETTINGS[name].model_copy(update=changes)
     env = EnvSettings(
@@ -287,6 +294,27 @@ def test_an_item_without_weight_has_no_gradient_but_a_priority(name: str) -> Non
     assert expected.priorities.tolist() == found.priorities.tolist()
     key = "value_loss" if name in ("sac", "td3") else "loss"
     assert 0.0 == found.statistics[key] < expected.statistics[key]
+
+
+@every_algorithm
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "int8", "float16"])
+def test_observations_of_unusual_width_are_learned_from(name: str, dtype: str, device: str) -> None:
+    """PyTorch lacks some operations for them: masked_fill, and on a GPU every indexing."""
+    wide = LeafSpec("vector", (5,), dtype)
+    policy, learner = made(name, leaves=(wide, NUMBER), device=torch.device(device))
+    arrays = windows(name)
+    arrays["obs/vector"] = (arrays["obs/vector"].abs() * 100).to(getattr(torch, dtype))
+    before = learner.flat().copy()
+    batch = LearnerBatch({leaf: array.to(device) for leaf, array in arrays.items()})
+    result = learner.step(batch)
+    assert result.finite
+    assert result.samples > 0
+    assert not np.array_equal(before, learner.flat())
+    observation = {leaf: arrays[f"obs/{leaf}"][0] for leaf in ("vector", "number")}
+    policy.load(learner.flat())
+    action = policy.act(observation, policy.initial_state(N), None).action
+    assert N == len(action)
 
 
 @every_algorithm
@@ -794,6 +822,20 @@ def test_a_window_within_its_burn_in_has_priority_zero() -> None:
     arrays = windows("r2d2", fresh=False)
     arrays["valid"][2:, 0] = False
     assert 0.0 == learner.step(LearnerBatch(arrays)).priorities[0]
+
+
+@every_algorithm
+def test_an_item_without_error_keeps_a_priority_above_zero(name: str) -> None:
+    """All values are 0, the episode terminates at once without reward: the error is exactly 0."""
+    _, learner = made(name)
+    for tensor in learner.saved_tensors.values():
+        tensor.zero_()
+    arrays = windows(name, fresh=True)
+    arrays["valid"][1:], arrays["terminated"][0], arrays["truncated"][:] = False, True, False
+    arrays["reward"].zero_()
+    result = learner.step(LearnerBatch(arrays))
+    assert 0.0 == result.statistics["td_error"]
+    assert [pytest.approx(1e-6)] * N == result.priorities.tolist()
 
 
 # Start-up

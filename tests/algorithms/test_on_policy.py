@@ -214,6 +214,7 @@ def test_statistics_are_named_alike_and_finite(algorithm: str) -> None:
         "entropy",
         "kl",
         "ess_ratio",
+        "log_ratio_max",
         "clip_fraction",
         "grad_norm",
         "explained_variance",
@@ -249,6 +250,27 @@ def test_invalid_rows_have_no_influence(algorithm: str, lstm: int) -> None:
         results.append((learner.step(LearnerBatch(arrays)), learner.flat().copy()))
     assert results[0][0] == results[1][0]
     assert np.array_equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("lstm", [0, 4])
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "int8", "float16"])
+def test_observations_of_unusual_width_are_learned_from(
+    algorithm: str, dtype: str, lstm: int, device: str
+) -> None:
+    env, made = (
+        spec(DISCRETE, LeafSpec("", (5,), dtype), autoreset="same_step"),
+        config(algorithm, lstm=lstm),
+    )
+    policy = ALGORITHMS[algorithm].make_policy(made, env)
+    learner: Any = ALGORITHMS[algorithm].make_learner(made, env, torch.device(device))
+    arrays = rollout(policy, env)
+    arrays["final_obs/"] = arrays["obs/"][:-1].clone()
+    before = learner.flat().copy()
+    batch = LearnerBatch({leaf: array.to(device) for leaf, array in arrays.items()})
+    assert learner.step(batch).finite
+    assert not np.array_equal(before, learner.flat())
 
 
 @every_algorithm

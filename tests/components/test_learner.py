@@ -78,6 +78,7 @@ class FakeAlgorithm:
         self.finite = True
         self.error: Exception | None = None
         self.used: list[int] = []
+        self.extra: dict[str, float] = {}
 
     def flat(self) -> NDArray[np.uint8]:
         return np.array([self.steps], np.int64).view(np.uint8)
@@ -90,7 +91,7 @@ class FakeAlgorithm:
             raise self.error
         self.used += [int(version) for version in batch.arrays["version"][0]]  # type: ignore[union-attr]  # the fake's own arrays
         self.steps += self.finite
-        return StepResult(STEPS * 2, self.finite, {"loss": 1.0})
+        return StepResult(STEPS * 2, self.finite, {"loss": 1.0, **self.extra})
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {"steps": np.array(self.steps)}
@@ -260,6 +261,25 @@ async def test_a_returned_trajectory_that_is_still_fresh_enough_is_used_later() 
         await settle()
         assert [0, 0, 1, 1, 1, 2] == world.algorithm.used
         assert {"expired": 1} == world.ledger.snapshot().dropped
+
+
+# Agreement
+# --------------------------------------------------------------------------------------------------
+
+
+async def test_the_largest_log_ratio_at_staleness_0_is_a_metric() -> None:
+    async with running(World(bound=1)) as world:
+        name = "fresh_log_ratio"
+        assert name not in world.learner.statistics().gauges
+        world.algorithm.extra = {"log_ratio_max": 1e-7}
+        world.commit(0)
+        await settle()
+        assert 1e-7 == world.learner.statistics().gauges[name]
+        world.algorithm.extra = {"log_ratio_max": 0.5}
+        world.commit(0)  # one update older than the learner
+        await settle()
+        assert [0, 0] == world.algorithm.used
+        assert 1e-7 == world.learner.statistics().gauges[name]
 
 
 # Prefetch

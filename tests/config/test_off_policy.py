@@ -10,12 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from tianflow.algorithms.dqn import DQN
+from tianflow.algorithms.r2d2 import R2D2
 from tianflow.config.model import (
     Config,
     EnvSettings,
     NetworkSettings,
     NormalisationSettings,
     PPOSettings,
+    ReplaySettings,
 )
 from tianflow.config.off_policy import (
     DQNSettings,
@@ -179,6 +181,50 @@ def test_only_r2d2_has_a_recurrent_state() -> None:
     )
 
 
+class DerivedSettings(R2D2Settings):
+    """Settings of a plug-in that derives from R2D2."""
+
+    bonus: float = 0.0
+
+
+class Derived(R2D2):
+    """Algorithm of a plug-in with settings of its own."""
+
+    settings = DerivedSettings
+
+
+class Renamed(R2D2):
+    """Algorithm of a plug-in with the settings of R2D2."""
+
+
+@pytest.mark.parametrize("attribute", ["Derived", "Renamed"])
+def test_a_plug_in_that_derives_from_r2d2_has_its_recurrent_state(attribute: str) -> None:
+    name = f"{__name__}:{attribute}"
+    config = Config.model_validate(
+        {
+            "env": {"id": "Test-v0"},
+            "algorithm": {"name": name},
+            "network": {"lstm": 8},
+        }
+    )
+    assert isinstance(config.algorithm, R2D2Settings)
+    assert name == config.algorithm.name
+    assert config == Config.model_validate(config.model_dump(mode="json"))
+    assert {} == problems(config.algorithm, DISCRETE, lstm=8)
+    assert {"network.lstm"} == problems(config.algorithm, DISCRETE, lstm=0).keys()
+
+
+class BanditSettings(OffPolicySettings):
+    """Settings of a plug-in with a policy and networks of its own."""
+
+    name: str = "my.module:Bandit"
+
+
+@pytest.mark.parametrize("action", [DISCRETE, SEVERAL, BOX])
+def test_a_plug_in_on_replay_alone_brings_its_own_actions_and_networks(action: ActionSpec) -> None:
+    assert {} == problems(BanditSettings(), action, name="my.networks:Net", lstm=8)
+
+
 def test_returns_are_not_normalised_when_rewards_are_replayed() -> None:
     assert (
         "false; value_rescaling limits large returns"
@@ -197,3 +243,18 @@ def test_settings_are_available_without_pytorch() -> None:
 
 def test_factories_name_their_settings() -> None:
     assert DQNSettings is DQN.settings
+
+
+def exponents(algorithm: OffPolicySettings, **replay: Any) -> tuple[float, float]:
+    return Config(
+        env=EnvSettings(id="Test-v0"), algorithm=algorithm, replay=ReplaySettings(**replay)
+    ).priority_exponents
+
+
+def test_exponents_of_priorities_are_those_of_the_paper_unless_they_are_set() -> None:
+    assert (0.9, 0.6) == exponents(R2D2Settings())
+    assert (0.6, 0.4) == exponents(DQNSettings()) == exponents(SACSettings())
+    assert (0.6, 0.4) == exponents(BanditSettings())
+    assert (0.9, 0.6) == exponents(DerivedSettings())
+    assert (0.0, 0.6) == exponents(R2D2Settings(), alpha=0.0)
+    assert (0.9, 0.0) == exponents(R2D2Settings(), beta=0.0)

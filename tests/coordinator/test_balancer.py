@@ -7,6 +7,7 @@ import pytest
 from tests.support.settings import cartpole
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
+from tianflow.config.rules import bound_in_force
 from tianflow.coordinator.balancer import Balancer, ControllerRequests, make_controllers, merge
 from tianflow.core.directives import SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.layout import make_layout
@@ -83,6 +84,28 @@ def test_the_strictest_bound_wins_and_only_a_controller_alone_may_let_it_go(
         merge(wishes, cartpole(balance={"max_staleness": configured}), slots=20)[0].max_staleness
         == expected
     )
+
+
+@pytest.mark.parametrize("other", [wish(SetCredits(5)), wish(SetOrder("version")), wish()])
+def test_a_controller_without_a_wish_about_the_bound_stands_for_the_configured_one(other):
+    let_go = wish(SetBound(None), SetCredits(20), SetOrder("arrival"))
+    for wishes in ({"a": let_go, "b": other}, {"b": other, "a": let_go}):
+        limits = merge(wishes, cartpole(balance={"max_staleness": 1}), slots=20)[0]
+        assert (limits.max_staleness, limits.order) == (1, "version")
+        unbounded = merge(wishes, cartpole(balance={"max_staleness": "unbounded"}), slots=20)[0]
+        assert unbounded.max_staleness is None
+
+
+@pytest.mark.parametrize("beside", ["staleness", "freshest", "sample_ratio", "lockstep"])
+def test_the_bound_in_force_beside_open_loop_is_the_one_that_validation_reports(beside):
+    for controllers in (["open_loop", beside], [beside, "open_loop"]):
+        config = cartpole(balance={"max_staleness": 1, "controller": controllers})
+        world = World(config)
+        expected = 0 if beside == "lockstep" else 1
+        assert world.exchange.ledger.limits.max_staleness == expected == bound_in_force(config)
+        assert world.bounds[-1] == expected
+    twice = cartpole(balance={"max_staleness": 1, "controller": ["open_loop", "open_loop"]})
+    assert World(twice).exchange.ledger.limits.max_staleness is None is bound_in_force(twice)
 
 
 def test_order_of_arrival_is_refused_while_anything_bounds_staleness():

@@ -233,3 +233,12 @@ async def test_a_stop_leaves_nothing_open_and_calls_no_shard_lost(tmp_path: Path
         await task
         ledger = world.run.control.statistics().ledger
         assert (0, {"stopped": 1}) == (ledger.open, ledger.dropped)
+
+
+@pytest.mark.parametrize(("replay", "beta"), [({}, 0.4), ({"beta": 0.7}, 0.7)])
+async def test_importance_weights_have_the_exponent_in_force(
+    tmp_path: Path, replay: dict[str, Any], beta: float
+) -> None:
+    world = ReplayWorld(tmp_path, apex(**replay))
+    assert isinstance(world.run.exchange, ReplayExchange)
+    assert beta == world.run.exchange._draws._beta()

@@ -5,6 +5,7 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.support import environments
@@ -14,8 +15,9 @@ from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.envs import probe
 from tianflow.envs.make import EXTRAS, environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
-from tianflow.envs.vector import VectorEnvironment, autoreset_of, failures_named
+from tianflow.envs.vector import StepRow, VectorEnvironment, autoreset_of, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
+from tianflow.planning.validation import validate
 
 HERE = "tests.envs.test_make"
 
@@ -449,6 +451,76 @@ def test_atari_uses_its_own_vector_with_one_thread_and_bytes(mode, monkeypatch):
         spec.action.categories,
     )
     assert [1] == threads
+
+
+def played(environment, steps):
+    """Learning rewards [T, N] of cyclic actions, and the finished episodes."""
+    n = environment.num_envs
+    leaves = environment.spec.observation
+    observation = {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in leaves}
+    final = {} if environment.spec.autoreset == "next_step" else observation
+    row = StepRow(observation, np.zeros(n, np.bool_), None, final)
+    environment.reset(3, observation, None)
+    settled = {
+        name: np.zeros((steps, n), np.bool_)
+        for name in ("terminated", "truncated", "valid", "start")
+    }
+    reward = np.zeros((steps, n), np.float32)
+    for t in range(steps):
+        action = np.full((n, *environment.spec.action.stored_shape), t // 5 % 5, np.int64)
+        environment.step(action, row)
+        settled["start"][t] = row.start
+    environment.settle(reward=reward, **settled)
+    environment.close()
+    return reward, environment.take_finished()[1]
+
+
+@pytest.mark.parametrize("clipping", [None, True, False])
+def test_returns_of_atari_are_scores_and_only_rewards_for_learning_are_clipped(clipping):
+    limit = {"max_num_frames_per_episode": 400, "img_height": 42, "img_width": 42}
+    given = {} if clipping is None else {"reward_clipping": clipping}
+    environment = make(config("ALE/MsPacman-v5", kwargs={**limit, **given}).env)
+    clips = clipping is not False
+    assert clips == environment.spec.clips_rewards
+    reward, episodes = played(environment, 102)
+    assert len(episodes) == environment.num_envs
+    assert {0.0, 1.0 if clips else 10.0} == set(np.unique(reward).tolist())
+    scores = [episode.episode_return for episode in episodes]
+    assert scores == (reward[:100] * (10.0 if clips else 1.0)).sum(0).tolist()
+    assert min(scores) >= 10.0
+
+
+class Paying(gymnasium.Env):
+    """Pays -3, -2, ... 3 and ends."""
+
+    observation_space, action_space = Box(-9, 9, (1,), np.float32), Discrete(5)
+
+    def reset(self, *, seed=None, options=None):
+        self.now = -4
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.now += 1
+        return np.zeros(1, np.float32), float(self.now), self.now == 3, False, {}
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_return_is_not_clipped_in_any_mode(mode):
+    vector = SyncVectorEnv([Paying] * 3, autoreset_mode=mode)
+    reward, episodes = played(VectorEnvironment(vector, "Paying", clips_rewards=True), 16)
+    assert [-1.0, -1.0, -1.0, 0.0, 1.0, 1.0, 1.0] == reward[:7, 0].tolist()
+    assert {(0.0, 7)} == set(episodes)
+    assert len(episodes) == 6
+
+
+def test_validation_says_that_rewards_are_clipped_for_learning_only():
+    image = {"img_height": 42, "img_width": 42}
+    settings = config("ALE/MsPacman-v5", kwargs=image, num_envs=8)
+    (note,) = [note for note in validate(settings).advice if "clips rewards" in note]
+    assert "returns, evaluations and run.target_return are unclipped scores" in note
+    plain = validate(config("CartPole-v1", num_envs=8))
+    assert plain.spec is not None
+    assert not [note for note in plain.advice if "clips" in note]
 
 
 def test_seeds_of_a_run_are_distinct_within_an_incarnation():

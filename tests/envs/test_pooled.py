@@ -38,18 +38,21 @@ def stand_in(monkeypatch):
     """A module in the place of envpool, and the pools that it created."""
     made, module = [], ModuleType("envpool")
 
-    def make_spec(name, *, num_envs, num_threads, stack_num=None):
+    def make_spec(name, *, num_envs, num_threads, stack_num=None, reward_clip=False):
         found = gymnasium.make(name)
-        game = {} if stack_num is None else {"stack_num": stack_num, "frame_skip": 4}
+        game = {} if stack_num is None else {"stack_num": stack_num, "reward_clip": reward_clip}
         return SimpleNamespace(
             gymnasium_observation_space=found.observation_space,
             gymnasium_action_space=found.action_space,
-            config=SimpleNamespace(frame_skip=4) if stack_num is None else SimpleNamespace(**game),
+            config=SimpleNamespace(frame_skip=4, **game),
         )
 
-    def make_pool(task_id, *, env_type, num_envs, num_threads, seed=42, stack_num=None):
+    def make_pool(
+        task_id, *, env_type, num_envs, num_threads, seed=42, stack_num=None, reward_clip=None
+    ):
         made.append(Pool(num_envs, seed))
         made[-1].arguments = {"task_id": task_id, "env_type": env_type, "num_threads": num_threads}
+        made[-1].reward_clip = reward_clip
         return made[-1]
 
     module.list_all_envs = lambda: ["CartPole-v1", "Pong-v5"]
@@ -89,6 +92,15 @@ def test_only_games_have_frames(stand_in):
         ).frames_per_step
         == 4
     )
+
+
+@pytest.mark.parametrize(("given", "clips"), [({}, False), ({"reward_clip": True}, True)])
+def test_a_pool_returns_unclipped_rewards_which_are_clipped_for_learning(stand_in, given, clips):
+    settings = config("CartPole-v1", vectorization="envpool", kwargs={"stack_num": 4, **given})
+    environment = make(settings.env)
+    assert clips == environment.spec.clips_rewards
+    environment._vector.reset(seed=1)
+    assert (False if clips else None) == stand_in[-1].reward_clip
 
 
 def test_an_unknown_id_of_envpool_names_the_nearest(stand_in):

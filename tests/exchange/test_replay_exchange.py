@@ -893,6 +893,69 @@ def test_the_limiter_counts_what_shards_bring_back_once_all_are_there() -> None:
     world.sound()
 
 
+def draws_without_insert(world: World) -> int:
+    """Draws that the learner gets until it waits for actors."""
+    count = 0
+    while True:
+        world.pull()
+        world.work()
+        if not world.batches:
+            world.exchange.cancel_pull()
+            return count
+        batch = world.batches.pop()
+        assert batch is not None
+        world.settle(batch)
+        world.work()
+        count += 1
+
+
+NARROW = RateLimits.around(
+    samples_per_insert=8.0,
+    min_size=4 * ITEMS,
+    error_buffer=70.0,
+    capacity=1000,
+    insert_size=ITEMS,
+    draw_size=DRAWN,
+)
+
+
+def test_a_run_resumed_with_empty_replay_draws_as_a_new_one() -> None:
+    new = World(shards=2, limits=NARROW)
+    new.filled(2, actor=0)
+    new.filled(2, actor=1)
+    expected = draws_without_insert(new)
+    new.filled(2, actor=1)
+    resumed = World(shards=2, limits=NARROW, restoring=True)
+    resumed.exchange.limiter.restore(new.exchange.limiter.snapshot())
+    resumed.work()
+    assert 0 == resumed.exchange.limiter.statistics().size
+    resumed.filled(2, actor=0)
+    resumed.filled(2, actor=1)
+    assert expected == draws_without_insert(resumed) > 0
+    resumed.sound()
+
+
+@pytest.mark.parametrize("cause", ["shards", "lineage"])
+def test_a_table_that_is_emptied_in_a_run_draws_as_a_new_one(cause: str) -> None:
+    world = World(shards=2, limits=NARROW, bound=1000)
+    for actor in (0, 1, 0, 1):
+        world.filled(actor=actor)
+    expected = draws_without_insert(world)
+    if cause == "lineage":
+        world.lose_learner()
+        world.learner()
+        world.work()
+    else:
+        for index in (0, 1):
+            world.lose(index)
+            world.open(index).work()
+    assert 0 == world.exchange.limiter.statistics().size
+    for actor in (0, 1, 0, 1):
+        world.filled(actor=actor)
+    assert expected == draws_without_insert(world) > 0
+    world.sound()
+
+
 # Everything at once
 # --------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ import tianflow
 from tests.support.checkpoints import Sections, checkpoint
 from tianflow.cli import main as cli
 from tianflow.cli.export import write_export
+from tianflow.config.networks import PREVIOUS_ACTION, PREVIOUS_REWARD
 from tianflow.errors import CheckpointError
 from tianflow.export import ExportError, formats
 from tianflow.networks import Mlp
@@ -67,6 +68,11 @@ CASES: dict[str, Sections] = {
         "algorithm": {"name": "ppo"},
         "network": SMALL,
     },
+    "box of the previous step": {
+        "env": {"id": "tests.support.environments:BoxActionEnv"},
+        "algorithm": {"name": "ppo"},
+        "network": {**SMALL, "previous_step": True},
+    },
     "shifted": {
         "env": {"id": "tests.support.environments:MultiDiscreteEnv"},
         "algorithm": {"name": "ppo"},
@@ -91,6 +97,7 @@ NAMES = {
     "sac": {"action", "mean", "log_std"},
     "td3": {"action", "scaled_action"},
     "clipped": {"action", "mean", "log_std"},
+    "box of the previous step": {"action", "mean", "log_std", "state"},
 }
 Exported = Callable[[str, str], tuple[Path, Path]]
 EVERY_SUFFIX = pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
@@ -191,7 +198,8 @@ def one_by_one(
             for name, leaf in inputs.get("state", {}).items()
         }
         mask = inputs["action_mask"][index] if "action_mask" in inputs else None
-        action, after = policy.act(observation, state or None, mask=mask)
+        reward = inputs["previous_reward"][index] if "previous_reward" in inputs else None
+        action, after = policy.act(observation, state or None, mask=mask, reward=reward)
         actions.append(action)
         states.append(after)
     state = {name: np.concatenate([after[name] for after in states]) for name in states[0]}
@@ -207,9 +215,13 @@ def parameters(policy: LoadedPolicy, case: str, inputs: Mapping[str, Any]) -> np
             "arm/joints": leaves["arm/joints"].astype(np.float32),
             "arm/mode": leaves["arm/mode"] - 2,
         }
+    state = dict(inputs.get("state", {}))
+    if "previous_reward" in inputs:
+        leaves = {**leaves, PREVIOUS_REWARD: inputs["previous_reward"]}
+        leaves[PREVIOUS_ACTION] = state.pop("previous_action")
     mask = torch.from_numpy(inputs["action_mask"]) if "action_mask" in inputs else None
     found: np.ndarray[Any, Any] = policy.policy.act(
-        as_tensors(leaves), as_tensors(inputs.get("state", {})), None, mask
+        as_tensors(leaves), as_tensors(state), None, mask
     ).parameters.numpy()
     return found
 
@@ -218,7 +230,10 @@ def parameters(policy: LoadedPolicy, case: str, inputs: Mapping[str, Any]) -> np
     ("case", "suffix"),
     [
         *((case, ".pt2") for case in CASES),
-        *((case, ".onnx") for case in ("ppo", "impala_cnn", "recurrent", "dqn", "sac", "nested")),
+        *(
+            (case, ".onnx")
+            for case in ("ppo", "impala_cnn", "recurrent", "dqn", "r2d2", "sac", "nested")
+        ),
     ],
 )
 def test_an_exported_policy_is_the_loaded_one_on_batches_of_any_size(
@@ -229,10 +244,18 @@ def test_an_exported_policy_is_the_loaded_one_on_batches_of_any_size(
     for batch in (1, 7):
         single = observations(case, batch, generator)
         inputs: dict[str, Any] = {"observation": batched(case, single)}
+        if case in ("r2d2", "box of the previous step"):
+            inputs["previous_reward"] = generator.normal(size=batch).astype(np.float32)
+        if case == "box of the previous step":
+            inputs["state"] = {
+                "previous_action": generator.normal(size=(batch, 2)).astype(np.float32)
+            }
         if case in ("recurrent", "r2d2"):
             inputs["state"] = {
                 name: generator.normal(size=(batch, 8)).astype(np.float32) for name in ("h", "c")
             }
+        if case == "r2d2":
+            inputs["state"]["previous_action"] = generator.integers(0, 3, batch)
         if case == "masked":
             inputs["action_mask"] = generator.permuted(
                 np.tile([True, True, False, False], (batch, 1)), axis=1

@@ -15,6 +15,7 @@ from tianflow import envs
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.hosts.shard_factory import make_shard, stacks_of
+from tianflow.replay.fragments import Fragment, StepStream
 
 
 class Images(gymnasium.Env[Any, Any]):
@@ -94,3 +95,36 @@ def test_stacks_are_seen_where_actions_are_masked() -> None:
         }
     )
     assert {""} == stacks_of(wanted, envs.probe(wanted))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "alpha"),
+    [("r2d2", {}, 0.9), ("r2d2", {"alpha": 0.5}, 0.5), ("dqn", {}, 0.6)],
+)
+def test_priorities_have_the_exponent_of_the_algorithms_paper_unless_it_is_set(
+    algorithm: str, given: dict[str, float], alpha: float
+) -> None:
+    config = load_config(
+        {
+            "env": {"id": "CartPole-v1", "num_envs": 1},
+            "algorithm": {"name": algorithm, "n_step": 1},
+            "network": {"lstm": 4 if algorithm == "r2d2" else 0, "previous_step": False},
+            "replay": {"capacity": 500, "min_size": 1, "selector": "prioritised", **given},
+        }
+    )
+    shard = make_shard(config, envs.probe(config))
+    length, _ = config.algorithm.window or (0, 0)
+    shape = (length, 1)
+    arrays: dict[str, Any] = {
+        "obs/": np.zeros((length + 1, 1, 4), np.float32),
+        "start": np.arange(length + 1)[:, None] == 0,
+        "action": np.zeros(shape, np.int64),
+        "version": np.zeros(length, np.int64),
+        "valid": np.ones(shape, np.bool_),
+        "terminated": np.arange(length)[:, None] == length - 1,
+        "truncated": np.zeros(shape, np.bool_),
+        **{name: np.zeros(shape, np.float32) for name in ("reward", "q_taken", "q_max")},
+    }
+    arrays |= {f"state/{name}": np.zeros((*shape, 4), np.float32) for name in "hc"}
+    shard.insert(Fragment(arrays, length, StepStream(0, 0), 0), priority=5.0)
+    assert shard.mass == pytest.approx(len(shard) * 5.0**alpha)

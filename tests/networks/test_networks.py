@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,12 +20,21 @@ from tianflow.config.networks import (
     channels_first,
     check_network,
     image_size,
+    previous_leaves,
     state_spec,
     torso_parameters,
 )
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
-from tianflow.networks import Mlp, Network, Output, convolutions, make_network
+from tianflow.networks import (
+    ImpalaResnet,
+    Mlp,
+    NatureCnn,
+    Network,
+    Output,
+    convolutions,
+    make_network,
+)
 from tianflow.networks.convolutions import RectifiedConv2d
 from tianflow.networks.parts import ResettingLstm, Vector
 from tianflow.networks.q_values import QNetwork
@@ -81,7 +92,9 @@ CASES = [
         ("mlp", False, (VECTOR,), "discrete", DISCRETE),
         ("mlp", True, (VECTOR,), "box", BOX),
         ("mlp", False, EVERYTHING, "discrete", DISCRETE),
+        ("mlp", False, (VECTOR, *previous_leaves(DISCRETE)), "previous", DISCRETE),
         ("nature_cnn", False, (IMAGE,), "discrete", DISCRETE),
+        ("nature_cnn", False, (IMAGE, *previous_leaves(BOX)), "previous", BOX),
         ("nature_cnn", False, EVERYTHING, "box", BOX),
         ("impala_resnet", False, (LeafSpec("", (9, 7, 3), "uint8"),), "discrete", DISCRETE),
     ]
@@ -375,6 +388,38 @@ def test_a_plug_in_network_is_found_by_module_and_attribute_and_acts_by_its_forw
     assert [] == check_network(config(settings), spec(VECTOR))
 
 
+class DerivedCnn(NatureCnn):
+    """A plug-in that derives from a built-in network."""
+
+
+class DerivedResnet(ImpalaResnet):
+    """A plug-in that derives from a built-in network."""
+
+
+@pytest.mark.parametrize(("attribute", "units"), [("DerivedCnn", 512), ("DerivedResnet", 256)])
+def test_a_plug_in_that_derives_from_a_built_in_network_has_its_sizes(
+    attribute: str, units: int
+) -> None:
+    settings = NetworkSettings(name=f"{__name__}:{attribute}")
+    network: Any = make_network(settings, spec(IMAGE))
+    assert units == network.torso.size
+
+
+class Doubled(Mlp):
+    """A plug-in whose policy is not that of its base class."""
+
+    def _policy(self, features: Tensor) -> Tensor:
+        return super()._policy(features) * 2.0
+
+
+def test_a_derived_network_with_another_policy_does_not_act_on_the_arrays_of_its_base() -> None:
+    settings = NetworkSettings(name=f"{__name__}:Doubled", hidden=(8,))
+    network: Any = make_network(settings, spec(VECTOR))
+    assert network.on_arrays() is None
+    plain: Any = make_network(NetworkSettings(name="mlp", hidden=(8,)), spec(VECTOR))
+    assert plain.on_arrays() is not None
+
+
 def with_buffer(settings: NetworkSettings, env: EnvironmentSpec) -> nn.Module:
     return nn.BatchNorm1d(3)
 
@@ -441,6 +486,19 @@ def test_the_smallest_image_that_is_accepted_works(
     assert parameters.isfinite().all()
 
 
+@pytest.mark.parametrize("make", [make_network, partial(QNetwork, duelling=True)])
+def test_action_and_reward_of_the_previous_step_bypass_the_torso_to_the_lstm(
+    make: Callable[..., Any],
+) -> None:
+    """As in R2D2 and IMPALA; without an LSTM they are inputs of the torso."""
+    leaves = (VECTOR, *previous_leaves(DISCRETE))
+    recurrent = make(NetworkSettings(hidden=(8,), lstm=6), spec(*leaves))
+    assert (8, 5) == tuple(recurrent.torso.layers[0].weight.shape)
+    assert (4 * 6, 8 + 4 + 1) == tuple(recurrent.lstm.weight_input.shape)
+    plain = make(NetworkSettings(hidden=(8,)), spec(*leaves))
+    assert (8, 5 + 4 + 1) == tuple(plain.torso.layers[0].weight.shape)
+
+
 def test_an_mlp_with_an_lstm_shares_its_torso() -> None:
     assert isinstance(network := make_network(NetworkSettings(lstm=4), spec(VECTOR)), Mlp)
     assert network.value_torso is None
@@ -468,6 +526,8 @@ def test_checking_a_built_in_network_does_not_import_torch() -> None:
     [
         (NetworkSettings(hidden=(8, 16)), EVERYTHING),
         (NetworkSettings(hidden=()), (VECTOR,)),
+        (NetworkSettings(hidden=(8,)), (VECTOR, *previous_leaves(DISCRETE))),
+        (NetworkSettings(name="nature_cnn"), (IMAGE, *previous_leaves(BOX))),
         (NetworkSettings(name="nature_cnn"), (IMAGE,)),
         (
             NetworkSettings(name="nature_cnn", kwargs={"units": 9}),

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.fakes_run import FakeReplay, FakeRun, make_config
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config
+from tianflow.core.limits import RateLimits
 from tianflow.core.statistics import (
+    VERDICTS,
     ComponentStatistics,
     Diagnosis,
     HistogramBuilder,
+    ReplayStatistics,
     RunStatistics,
     TimeShares,
 )
+from tianflow.observability import diagnosis
 from tianflow.observability.diagnosis import DiagnosisWindow, diagnose
 from tianflow.observability.window import time_between
+from tianflow.replay.rate_limiter import Limiter
 
 WINDOW_S = 10.0
 STEPS = 1000.0
@@ -315,6 +323,81 @@ def test_a_bound_that_is_too_tight_is_widened_to_what_the_actors_need() -> None:
     assert {"balance.credits": 6} == diagnose(
         looks(0.5, 0.5, **spent), configured(balance={"credits": 4})
     ).suggested
+
+
+UNLIMITED = RateLimits(1.0, 64, -math.inf, math.inf, 1000, insert_size=32, draw_size=64)
+
+
+class Blocked(FakeReplay):
+    """Both sides are blocked for a share of the time, under other limits."""
+
+    def __init__(self, limits: RateLimits, share: float) -> None:
+        super().__init__()
+        self.limiter, self.share = Limiter(limits=limits), share
+
+    def statistics(self, seconds: float) -> ReplayStatistics:
+        blocked = dict.fromkeys(("insert", "draw"), self.share * seconds)
+        return replace(super().statistics(seconds), blocked_s=blocked)
+
+
+def test_without_a_ratio_both_sides_are_blocked_by_missing_shards_and_not_by_the_limiter() -> None:
+    found = diagnose(looks(0.5, 0.5, replay=Blocked(UNLIMITED, 0.5)), configured())
+    assert "balance-bound" == found.verdict
+    assert "replay shards are missing or have too few items (0 items in 2 shards" in found.advice
+    assert {} == found.suggested
+    assert found.forecast_steps_per_s is None
+
+
+@given(
+    learner=st.floats(0.0, 1.0),
+    actors=st.floats(0.0, 1.0),
+    count=st.integers(1, 5),
+    blocked=st.floats(0.0, 1.0),
+    limits=st.sampled_from([None, UNLIMITED, FakeReplay().limiter.limits]),
+    ledger=st.fixed_dictionaries(
+        {
+            "max_staleness": st.sampled_from([None, 0, 1, 8]),
+            "in_use": st.integers(0, 64),
+            "queue": st.integers(0, 64),
+            "credits_limit": st.integers(1, 64),
+            "updates": st.sampled_from([0, 7]),
+        }
+    ),
+    slowdown=st.sampled_from([0.0, 2.0]),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_statistics_make_the_diagnosis_fail(
+    *,
+    learner: float,
+    actors: float,
+    count: int,
+    blocked: float,
+    limits: RateLimits | None,
+    ledger: dict[str, Any],
+    slowdown: float,
+) -> None:
+    replay = None if limits is None else Blocked(limits, blocked)
+    samples = looks(learner, actors, count=count, replay=replay, **ledger)
+    found = diagnose(samples, configured(learner={"slowdown": slowdown}))
+    assert found.verdict in VERDICTS
+    assert all(math.isfinite(value) for value in found.suggested.values())
+
+
+def test_a_diagnosis_that_fails_costs_nothing_else_and_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, run = looks(0.5, 0.5)
+    window = DiagnosisWindow()
+    window.diagnosed(before, configured())
+    with monkeypatch.context() as broken:
+        broken.setattr(diagnosis, "diagnose", lambda *_: round(math.inf))
+        for _ in range(3):
+            found = window.diagnosed(run, configured())
+    assert "unknown" == found.diagnosis.verdict
+    assert "OverflowError" in found.diagnosis.advice
+    assert run == replace(found, diagnosis=run.diagnosis)
+    assert 1 == caplog.text.count("the diagnosis of the run failed")
+    assert "unknown" != window.diagnosed(run, configured()).diagnosis.verdict
 
 
 def test_with_room_for_all_the_slowest_is_named() -> None:

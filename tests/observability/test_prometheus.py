@@ -32,6 +32,7 @@ from tianflow.core.statistics import (
     TimeShares,
 )
 from tianflow.observability.prometheus.families import FAMILIES, families
+from tianflow.observability.prometheus.family import Family, Rows
 from tianflow.observability.prometheus.fields import histogram_of
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.observability.prometheus.steady import steady
@@ -157,6 +158,21 @@ def test_a_scrape_takes_one_snapshot_of_a_run(run: FakeRun) -> None:
 
     Exporter(runs=look, requests={}).exposition("")  # type: ignore[arg-type]
     assert next(looks) == 1
+
+
+def test_a_family_that_cannot_be_read_costs_itself_and_is_logged_once(
+    run: FakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: RunStatistics) -> Rows:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    broken = Family("gauge", "broken", "Cannot be read.", (), fail)
+    families = (*FAMILIES[:3], broken, *FAMILIES[3:])
+    exporter = Exporter(runs=lambda: [run.statistics()], requests={}, families=families)
+    whole = Exporter(runs=lambda: [run.statistics()], requests={})
+    for _ in range(2):
+        assert exporter.exposition("") == whole.exposition("")
+    assert 1 == caplog.text.count("a metric cannot be read")
 
 
 def test_making_an_exporter_reads_no_run() -> None:

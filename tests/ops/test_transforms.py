@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,8 @@ from tianflow.ops.transforms import (
     as_float,
     batch_moments,
     channels_innermost,
+    filled,
+    indexed,
     merged_moments,
     normalise,
     one_hot,
@@ -121,3 +124,16 @@ def test_normalised_values_stay_within_the_clip() -> None:
         torch.tensor([3.0, 1000.0, -1000.0]), torch.tensor(1.0), torch.tensor(0.5), 10.0
     )
     assert found.tolist() == [1.0, 10.0, -10.0]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "float32"])
+def test_rows_of_any_stored_type_can_be_indexed_and_filled(dtype: str) -> None:
+    top = min(2**62, torch.iinfo(getattr(torch, dtype)).max) if "int" in dtype else 1000
+    values = np.array([[[1], [2], [3]], [[4], [5], [top]]], dtype)
+    x, rows, columns = torch.from_numpy(values), torch.tensor([1, 0]), torch.tensor([2, 1])
+    assert values[[1, 0], [2, 1]].tolist() == indexed(x, rows, columns).numpy().tolist()
+    assert values[:1, [2, 1]].tolist() == indexed(x, slice(1), columns).numpy().tolist()
+    where = np.array([[True, False, False], [False, True, False]])
+    expected = np.where(where[..., None], np.zeros_like(values), values)
+    found = filled(x, torch.from_numpy(where)).numpy()
+    assert (expected.dtype, expected.tolist()) == (found.dtype, found.tolist())

@@ -179,14 +179,29 @@ def test_a_change_of_the_ratio_after_many_inserts_moves_only_diff_into_the_band(
 
 
 def test_a_change_of_neither_ratio_nor_band_keeps_diff() -> None:
-    """While the table fills, diff is below the band; a new capacity must not raise it."""
     limits = replace(LIMITS, min_diff=10.0)
     limiter = Limiter(limits=limits)
+    limiter.inserted(8)
     limiter.inserted(2)
+    limiter.drawn(5)
     limiter.change(replace(limits, capacity=500))
-    assert 4.0 == limiter.statistics().diff
-    limiter.change(replace(limits, max_diff=70.0))
-    assert 10.0 == limiter.statistics().diff
+    assert 15.0 == limiter.statistics().diff
+    limiter.change(replace(limits, min_diff=16.0))
+    assert 16.0 == limiter.statistics().diff
+
+
+@pytest.mark.parametrize("ratio", [2.0, 4.0])
+def test_a_change_while_the_table_fills_permits_no_more_draws_than_a_new_table(
+    ratio: float,
+) -> None:
+    """``diff`` is below the band until then: raised to the band, it would permit draws twice."""
+    changed = replace(LIMITS, samples_per_insert=ratio, min_diff=10.0, max_diff=70.0)
+    live, resumed, new = (Limiter(limits=limits) for limits in (LIMITS, changed, changed))
+    live.inserted(2)
+    resumed.restore(live.snapshot())
+    live.change(changed)
+    new.inserted(2)
+    assert new.statistics() == live.statistics() == resumed.statistics()
 
 
 def test_a_learner_without_actors_stops_at_its_ratio_and_continues_when_they_return() -> None:
@@ -218,6 +233,56 @@ def test_a_lost_shard_permits_inserts_until_min_size_is_reached_again() -> None:
     assert not limiter.may_insert(8)
     with pytest.raises(ValueError, match="the table holds 10"):
         limiter.deleted(11)
+
+
+def draws_before_an_insert(limiter: Limiter, size: int) -> int:
+    """Draws that a table of ``min_size`` items permits after it was filled."""
+    for _ in range(limiter.limits.min_size // size):
+        assert limiter.may_insert(size)
+        limiter.inserted(size)
+    count = 0
+    while limiter.may_draw(64):
+        limiter.drawn(64)
+        count += 64
+    return count
+
+
+def test_a_table_that_was_lost_permits_as_many_draws_as_a_new_one() -> None:
+    limits = RateLimits.around(
+        samples_per_insert=8.0,
+        min_size=10_000,
+        error_buffer=128.0,
+        capacity=100_000,
+        insert_size=8,
+        draw_size=64,
+    )
+    limiter, expected = Limiter(limits=limits), draws_before_an_insert(Limiter(limits=limits), 8)
+    assert 128 == expected == draws_before_an_insert(limiter, 8)
+    for lost in (10_000, 4_000):
+        limiter.lost(lost)
+        before = limiter.statistics()
+        assert before.diff == 8.0 * before.size
+        while limiter.statistics().size < limits.min_size:
+            assert not limiter.may_draw(64)
+            limiter.inserted(8)
+        drawn = 0
+        while limiter.may_draw(64):
+            limiter.drawn(64)
+            drawn += 64
+        assert expected == drawn
+
+
+def test_a_loss_above_the_least_size_changes_no_permission() -> None:
+    limiter = Limiter(limits=LIMITS)
+    for _ in range(3):
+        limiter.inserted(8)
+    before = limiter.statistics()
+    limiter.lost(14)
+    assert before.diff == limiter.statistics().diff
+    limiter.deleted(10)  # not a loss: the items were drawn as often as they may be
+    assert before.diff == limiter.statistics().diff
+    with pytest.raises(ValueError, match="the table holds 0"):
+        limiter.lost(1)
 
 
 def test_a_resumed_limiter_continues_unchanged() -> None:
@@ -302,10 +367,19 @@ class LimiterModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.inserts > self.deletes)
     @rule(share=st.floats(0.0, 1.0))
+    def delete(self, share: float) -> None:
+        deleted = math.ceil(share * (self.inserts - self.deletes))
+        self.limiter.deleted(deleted)
+        self.deletes += deleted
+
+    @precondition(lambda self: self.inserts > self.deletes)
+    @rule(share=st.floats(0.0, 1.0))
     def lose(self, share: float) -> None:
         lost = math.ceil(share * (self.inserts - self.deletes))
-        self.limiter.deleted(lost)
+        self.limiter.lost(lost)
         self.deletes += lost
+        if lost and self.inserts - self.deletes < self.limits.min_size:
+            self.diff = self.limits.samples_per_insert * (self.inserts - self.deletes)
 
     @rule(spi=st.integers(1, 12), lift=st.integers(0, 5))
     def change(self, spi: int, lift: int) -> None:
@@ -314,7 +388,12 @@ class LimiterModel(RuleBasedStateMachine):
         low = ratio * self.limits.min_size - lift
         new = replace(self.limits, samples_per_insert=ratio, min_diff=low, max_diff=low + width)
         if new != self.limits:
-            self.diff = min(max(self.diff, low), low + width)
+            fills = self.inserts - self.deletes < self.limits.min_size
+            self.diff = (
+                ratio * (self.inserts - self.deletes)
+                if fills
+                else min(max(self.diff, low), low + width)
+            )
         self.limits = new
         self.limiter.change(new)
 

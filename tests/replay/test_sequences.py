@@ -140,6 +140,26 @@ def greatest(k: int) -> float:
     return k / 2.0 + 3.0
 
 
+@pytest.mark.parametrize(
+    "initial", [ActorError(GAMMA), SequenceError(GAMMA, n=2), SequenceError(GAMMA, n=2, burn_in=1)]
+)
+def test_an_item_without_error_keeps_an_initial_priority_above_zero(
+    initial: InitialPriority,
+) -> None:
+    fragment = steps(3, end="terminated")
+    zero = {name: np.zeros((3, 1), np.float32) for name in ("reward", "q_taken", "q_max")}
+    fragment = replace(fragment, arrays={**fragment.arrays, **zero})
+    found = priorities(3, initial, fragment, period=3)
+    assert {0: pytest.approx(1e-6)} == found
+
+
+def test_a_window_without_trained_steps_has_initial_priority_zero() -> None:
+    zeros = np.zeros((2, 1))
+    window = WindowSteps(zeros, zeros, zeros, np.array([2]), np.array([False]))
+    assert [0.0] == SequenceError(GAMMA, n=1, burn_in=2)(window).tolist()
+    assert [pytest.approx(1e-6)] == SequenceError(GAMMA, n=1, burn_in=1)(window).tolist()
+
+
 def test_a_window_inside_a_fragment_is_bootstrapped_from_the_step_after_it() -> None:
     found = priorities(2, ActorError(GAMMA), steps(5))
     for k in range(3):

@@ -457,12 +457,43 @@ async def test_a_disk_that_hangs_does_not_keep_a_run_from_ending(
     assert "not written in time" in caplog.text
 
 
-async def test_a_bug_in_recording_does_not_reach_the_run(
-    fake: FakeRun, caplog: pytest.LogCaptureFixture
+async def test_a_sample_that_fails_costs_itself_and_is_logged_once(
+    fake: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake.statistics = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    path, good, broken = tmp_path / NAME, fake.statistics, [True]
+
+    def statistics() -> RunStatistics:
+        if broken:
+            raise OverflowError("cannot convert float infinity to integer")
+        return good()
+
+    fake.statistics = statistics  # type: ignore[method-assign]
+    them = recorder(fake, path, spacing_s=0.001)
+    task = asyncio.create_task(them.run())
+    while "a sample for the history of the run failed" not in caplog.text:  # noqa: ASYNC110 - a log tells nobody
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.02)
+    broken.clear()
+    while not path.exists() or not read_off_the_loop(path):  # noqa: ASYNC110 - a file tells nobody
+        await asyncio.sleep(0.005)
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await them.close()
+    assert 1 == caplog.text.count("a sample for the history of the run failed")
+
+
+async def test_a_bug_in_recording_does_not_reach_the_run_and_is_logged_when_it_happens(
+    fake: FakeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def append(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(HistoryFile, "append", append)
     async with recorded(fake):
-        await asyncio.sleep(0.02)
+        while "the history of the run is no longer recorded" not in caplog.text:  # noqa: ASYNC110 - a log tells nobody
+            await asyncio.sleep(0.005)
+        assert "not whole" not in caplog.text
     assert "not whole" in caplog.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
 from tianflow.server.common.event_feed import Feed
 from tianflow.server.run.app import ServedRun, make_app
-from tianflow.server.run.server import serve
+from tianflow.server.run.server import running, serve
 
 TOKENS = Tokens("control-token", "read-token")
 CONTROL = {"Authorization": "Bearer control-token"}
@@ -705,6 +706,23 @@ async def test_the_server_samples_rates_by_itself(run: FakeRun, tmp_path: Path) 
         shown = await (await session.get(RUN)).json()
     assert {"10": 64.0, "60": 64.0, "300": 64.0} == shown["throughput"]["env_steps_per_s"]
     assert 1.0 == shown["throughput"]["updates_per_s"]["10"]
+
+
+@pytest.mark.parametrize("required", [False, True])
+async def test_a_component_that_dies_is_logged_at_once_and_ends_nothing_unless_it_is_required(
+    caplog: pytest.LogCaptureFixture, required: bool
+) -> None:
+    async def dies(started: Callable[[], None]) -> None:
+        started()
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    expected = pytest.raises(ZeroDivisionError) if required else contextlib.nullcontext()
+    with expected:
+        async with running(dies, "the speeds are no longer measured", required=required):
+            await asyncio.sleep(0.01)
+            (record,) = [r for r in caplog.records if "no longer measured" in r.getMessage()]
+            assert "ZeroDivisionError" in vars(record)["details"]
 
 
 async def test_a_port_in_use_is_an_error_that_names_it(run: FakeRun, tmp_path: Path) -> None:

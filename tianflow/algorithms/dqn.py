@@ -17,12 +17,18 @@ from tianflow.config.model import Config
 from tianflow.config.off_policy import DQNSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.losses import masked_mean
-from tianflow.ops.q_values import double_q_value, n_step_target, taken, weighted_loss
+from tianflow.ops.q_values import (
+    double_q_value,
+    n_step_target,
+    priority,
+    taken,
+    weighted_loss,
+)
 
 
 class DQNLearner(QLearner[DQNSettings]):
     """Learner of DQN. A priority is the absolute n-step error of a window's first step, before the
-    update.
+    update, plus PER's epsilon.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -51,7 +57,12 @@ class DQNLearner(QLearner[DQNSettings]):
             "td_error": masked_mean(size, part.learned),
             "q_value": masked_mean(value.detach(), part.learned),
         }
-        return UpdateParts(part.learned.sum(), {"adam": self.model.norm()}, statistics, size)
+        return UpdateParts(
+            part.learned.sum(),
+            {"adam": self.model.norm()},
+            statistics,
+            priority(size, part.learned),
+        )
 
 
 class DQN:

@@ -22,11 +22,13 @@ from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import (
     double_q_value,
     n_step_target,
+    priority,
     rows_after,
     sequence_priority,
     taken,
     weighted_loss,
 )
+from tianflow.ops.transforms import filled, indexed
 
 Unroll = Callable[[Tree, Tree, Tensor], QOutput]
 """A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> `QOutput`."""
@@ -81,7 +83,7 @@ class R2D2Learner(QLearner[R2D2Settings]):
             learned.sum(),
             {"adam": self.model.norm()},
             statistics,
-            sequence_priority(size, learned, eta=settings.priority_eta),
+            priority(sequence_priority(size, learned, eta=settings.priority_eta), learned.any(0)),
         )
 
     def normaliser_input(self, arrays: Tree) -> tuple[Tree, Tensor]:
@@ -98,14 +100,10 @@ def zero_undefined(arrays: Tree) -> dict[str, Tensor]:
     continues = arrays["valid"] & ~arrays["terminated"]
     defined = torch.cat([torch.ones_like(continues[:1]), continues])
 
-    def cleared(leaf: Tensor) -> Tensor:
-        return (
-            leaf
-            if leaf.dtype == torch.uint8
-            else leaf.masked_fill(~defined.view(*defined.shape, *[1] * (leaf.dim() - 2)), 0)
-        )
-
-    return {name: cleared(leaf) for name, leaf in subtree(arrays, "obs/").items()}
+    return {
+        name: leaf if leaf.dtype == torch.uint8 else filled(leaf, ~defined)
+        for name, leaf in subtree(arrays, "obs/").items()
+    }
 
 
 def trained_rows(valid: Tensor, fresh: Tensor, burn_in: int) -> Tensor:
@@ -140,7 +138,7 @@ def unroll(network: Unroll, observation: Tree, state: Tree, fresh: Tensor, burn_
         if part.numel() == 0:
             continue
         head = {
-            name: leaf[:burn_in] if part.numel() == columns else leaf[:burn_in, part]
+            name: leaf[:burn_in] if part.numel() == columns else indexed(leaf, slice(burn_in), part)
             for name, leaf in observation.items()
         }
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):

@@ -24,6 +24,7 @@ from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep
 from tianflow.networks.q_values import ActionRange, SquashedGaussian, action_size, seeded
 from tianflow.ops.losses import masked_mean
+from tianflow.ops.q_values import priority
 from tianflow.ops.squashed_gaussian import squashed_sample
 
 
@@ -117,7 +118,9 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
             "td_error": masked_mean(critics.error, part.learned),
             "q_value": critics.value,
         }
-        return UpdateParts(part.learned.sum(), norms, statistics, critics.error)
+        return UpdateParts(
+            part.learned.sum(), norms, statistics, priority(critics.error, part.learned)
+        )
 
     def bootstrap(self, part: Transitions) -> Tensor:
         """``min_i Q_i(after, a) - temperature log pi(a)`` for a new sample a of the policy.

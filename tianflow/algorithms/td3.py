@@ -26,6 +26,7 @@ from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep
 from tianflow.networks.q_values import ActionRange, Deterministic, action_size, seeded
 from tianflow.ops.losses import masked_mean
+from tianflow.ops.q_values import priority
 
 
 def _make_model(
@@ -104,7 +105,9 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
             self.actor_gradient(loss)
             norms["adam"] = self.model.norm()
             statistics |= {"loss": critics.loss + loss.detach(), "policy_loss": loss.detach()}
-        return UpdateParts(part.learned.sum(), norms, statistics, critics.error)
+        return UpdateParts(
+            part.learned.sum(), norms, statistics, priority(critics.error, part.learned)
+        )
 
     def bootstrap(self, part: Transitions) -> Tensor:
         """``min_i Q_i(after, clip(pi(after) + clipped noise))`` of the target networks.

@@ -18,8 +18,10 @@ from tianflow.cli.screen import LastingConsole, make_screen, summary_text
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError, Problem, RunError, printable
 from tianflow.hosts import event_loop as loops
-from tianflow.logs import configure
+from tianflow.logs import configure, logger, report_death
 from tianflow.rundir.summary import EOF, lost
+
+log = logger("screen")
 
 STDIN = 0
 
@@ -110,6 +112,7 @@ async def _run_with_screen(
             screen = asyncio.create_task(
                 make_screen(run=session.run.control, console=console, plain=plain).run(lambda: None)
             )
+            report_death(screen, log, "the screen shows nothing more; the run continues")
             try:
                 await asyncio.wait({session.finished})
             finally:

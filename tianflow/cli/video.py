@@ -112,7 +112,7 @@ def _played(policy: LoadedPolicy, scratch: Path, name: str, episodes: int) -> Se
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the existing directory, encoders, old environments
         try:
-            environment = make(settings, 1, around=recorded)
+            environment = make(settings, 1, around=recorded, previous_step=config.previous_step)
         except (ConfigError, EnvironmentFailedError) as error:
             first = (str(error).strip().splitlines() or [""])[0]
             raise VideoError(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from tianflow.components.agreement import PolicyAgreement
 from tianflow.components.weights import WeightPublisher
 from tianflow.config.rules import schedule_limit
 from tianflow.core.events import UpdateFinished
@@ -121,6 +122,7 @@ class Learner:
         self._rests: list[asyncio.Future[Version]] = []
         self._update_seconds, self._copy_seconds = HistogramBuilder(), HistogramBuilder()
         self._gauges: dict[str, float] = {}
+        self._agreement = PolicyAgreement()
         self._consecutive_skips = 0
         self._given_back = 0
         self._trained = 0
@@ -184,6 +186,7 @@ class Learner:
                 learning_rate=self._learning_rate,
                 kl=self._gauges.get("kl"),
                 ess_ratio=self._gauges.get("ess_ratio"),
+                fresh_log_ratio=self._agreement.newest,
             )
         )
         if not hasattr(self, "_publisher"):
@@ -326,6 +329,14 @@ class Learner:
         result = self._algorithm.step(stacked, self._compute.stopping.is_set)
         if result.priorities is not None and result.finite:
             self._source.view(batch.trajectories[0])["priority"][:] = result.priorities
+        self._agreement.check(
+            config=config,
+            algorithm=self._algorithm,
+            version=self._version,
+            batch=batch,
+            arrays=stacked,
+            result=result,
+        )
         return result, self._algorithm.flat()
 
     def _rate_in_force(self, config: Config, now: float) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tianflow.components.acting import action_selector, zeroed
 from tianflow.components.rows import accumulate, clear_rows, split_rows
+from tianflow.config.networks import PREVIOUS_REWARD
 from tianflow.core.payloads import Episode, Version
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.progress import EnvironmentProgress
@@ -118,7 +119,12 @@ class Rollout:
         self._actor, self._incarnation, self._epoch, self._failures = actor_index, incarnation, 0, 0
         self._builds, self._trajectories = 0, 0
         self._make = make_environment or (
-            lambda: make(config.env, spec.num_envs, progress=following)
+            lambda: make(
+                config.env,
+                spec.num_envs,
+                progress=following,
+                previous_step=config.previous_step,
+            )
         )
         self._stopped = False
         self._environment: VectorEnvironment | None = None
@@ -343,8 +349,13 @@ class Rollout:
 
     def _refuse_poison(self, arrays: Arrays, length: int) -> None:
         """Raise for the first value in rows up to ``length`` that is not finite."""
-        for name, array in arrays.items():
+        recorded = self._config.algorithm.recorded
+        # Fields that the policy records follow from observations and rewards, so these are first.
+        for name in sorted(arrays, key=lambda name: name in recorded):
+            array = arrays[name]
             if array.dtype.kind != "f" or name.startswith("state/") or name == "return_so_far":
+                continue
+            if name.endswith(f"/{PREVIOUS_REWARD}"):  # the reward is checked under its own name
                 continue
             is_observation = name.startswith("obs/")
             finite = np.isfinite(array[: length + is_observation])
@@ -353,9 +364,7 @@ class Rollout:
                 value = array[step, environment][~finite[step, environment]].ravel()[0]
                 # Observation k and row k - 1 of other arrays result from step k; recorded fields of
                 # row k precede step k + 1.
-                after = (
-                    step if is_observation or name in self._config.algorithm.recorded else step + 1
-                )
+                after = step if is_observation or name in recorded else step + 1
                 raise self._poisoned(
                     f"{name.rstrip('/')} of environment {environment} is {value}",
                     environment,

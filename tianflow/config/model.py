@@ -171,6 +171,10 @@ class NetworkSettings(Section):
     """Activation function between layers (mlp)."""
     lstm: Annotated[int, Field(ge=0)] = 0
     """Units of an LSTM after the torso; 0: without LSTM."""
+    previous_step: bool | None = None
+    """Action and reward of the previous step as inputs of the network, zero at the beginning of an
+    episode. With an LSTM they are inputs of it, else of the torso. None: true for r2d2.
+    """
     share_torso: bool = False
     """One torso shared by policy and value, instead of two (mlp)."""
     kwargs: dict[str, Any] = {}
@@ -242,10 +246,12 @@ class ReplaySettings(Section):
     """
     selector: Literal["uniform", "prioritised", "fifo", "lifo"] = "uniform"
     """Distribution of draws: uniform, by priority, oldest first, or newest first."""
-    alpha: Annotated[float, Field(ge=0.0)] = 0.6
-    """Exponent of priorities (arXiv 1511.05952); 0: uniform."""
-    beta: Fraction = 0.4
-    """Exponent of importance weights; 1: full correction of the bias of prioritised draws."""
+    alpha: Annotated[float, Field(ge=0.0)] | None = None
+    """Exponent of priorities (arXiv 1511.05952); 0: uniform. None: 0.9 for r2d2, else 0.6."""
+    beta: Fraction | None = None
+    """Exponent of importance weights; 1: full correction of the bias of prioritised draws. None:
+    0.6 for r2d2, else 0.4.
+    """
     max_samples: PositiveInt | None = None
     """Number of draws after which an item is removed; None: without limit."""
 
@@ -429,6 +435,19 @@ class Config(Section):
     def bound(self) -> int | None:
         """The staleness bound as a number; None when unbounded."""
         return None if self.balance.max_staleness == "unbounded" else self.balance.max_staleness
+
+    @property
+    def previous_step(self) -> bool:
+        """True if the network sees action and reward of the previous step."""
+        given = self.network.previous_step
+        return self.algorithm.previous_step if given is None else given
+
+    @property
+    def priority_exponents(self) -> tuple[float, float]:
+        """Exponents in force of priorities (alpha) and of importance weights (beta)."""
+        alpha, beta = getattr(self.algorithm, "priority_exponents", (0.6, 0.4))
+        given = self.replay.alpha, self.replay.beta
+        return (alpha if given[0] is None else given[0], beta if given[1] is None else given[1])
 
 
 LIVE: dict[str, tuple[str, ...]] = {

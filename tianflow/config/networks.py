@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tianflow import plugins
 from tianflow.config.model import Config, NetworkSettings
-from tianflow.core.payloads import EnvironmentSpec, LeafSpec
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError, Problem
 
 BUILT_IN = {
@@ -33,6 +33,37 @@ SMALLEST_IMAGE = {"nature_cnn": 36, "impala_resnet": 1}
 
 For nature_cnn: 36 -> 8 -> 3 -> 1 by strides 4, 2, 1.
 """
+PREVIOUS_ACTION, PREVIOUS_REWARD = "previous action", "previous reward"
+"""Names of the leaves that ``network.previous_step`` adds to the observation.
+
+The spaces make a clash with other leaves unlikely.
+"""
+
+
+def previous_leaves(action: ActionSpec) -> tuple[LeafSpec, LeafSpec]:
+    """Leaves for action and reward of the previous step. Both are 0 where an episode begins.
+
+    Discrete actions are stored plus 1, so that no previous action is a category of its own. Actions
+    of a Box are stored clipped to it.
+    """
+    dtype, categories = action.stored_dtype, tuple(count + 1 for count in action.categories)
+    return (
+        LeafSpec(PREVIOUS_ACTION, action.stored_shape, dtype, categories),
+        LeafSpec(PREVIOUS_REWARD, (), "float32"),
+    )
+
+
+def torso_leaves(
+    settings: NetworkSettings, leaves: Sequence[LeafSpec]
+) -> tuple[tuple[LeafSpec, ...], tuple[LeafSpec, ...]]:
+    """Inputs of the torso, and further inputs of the LSTM: those of the previous step, if any.
+
+    As in R2D2 (Kapturowski et al., ICLR 2019, section 2.3) and IMPALA (arXiv 1802.01561, figure 3).
+    """
+    further = tuple(
+        leaf for leaf in leaves if settings.lstm and leaf.name in (PREVIOUS_ACTION, PREVIOUS_REWARD)
+    )
+    return tuple(leaf for leaf in leaves if leaf not in further), further
 
 
 def load_network(settings: NetworkSettings) -> object:
@@ -106,9 +137,13 @@ def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     return problems if name == "mlp" else problems + _check_images(name, spec)
 
 
-def units(settings: NetworkSettings) -> int:
-    """Number of units of the layer after the convolutions."""
-    return int(settings.kwargs.get("units", UNITS[settings.name]))
+def units(settings: NetworkSettings, kind: str = "") -> int:
+    """Number of units of the layer after the convolutions.
+
+    ``kind``: the built-in network; default: ``settings.name``. A plug-in that derives from a
+    built-in network has another name.
+    """
+    return int(settings.kwargs.get("units", UNITS[kind or settings.name]))
 
 
 def resnet_channels(settings: NetworkSettings) -> tuple[int, ...]:
@@ -124,22 +159,25 @@ def torso_parameters(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> i
     """
     if settings.name not in BUILT_IN:
         return 0
+    leaves, further = torso_leaves(settings, leaves)
     images = [leaf for leaf in leaves if is_image(leaf) and settings.name != "mlp"]
-    vector = sum(
-        sum(leaf.categories) if leaf.categories else math.prod(leaf.shape)
-        for leaf in leaves
-        if leaf not in images
-    )
+    vector = sum(_width(leaf) for leaf in leaves if leaf not in images)
     trunks = [_trunk(settings, image_size(leaf.shape)) for leaf in images]
     inputs = vector + sum(size for _, size in trunks)
     widths = settings.hidden if settings.name == "mlp" else (units(settings),)
     sizes = (inputs, *widths)
     dense = sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes))
+    lstm_inputs = sizes[-1] + sum(map(_width, further))
     return (
         sum(count for count, _ in trunks)
         + dense
-        + 4 * settings.lstm * (sizes[-1] + settings.lstm + 1 if settings.lstm else 0)
+        + 4 * settings.lstm * (lstm_inputs + settings.lstm + 1 if settings.lstm else 0)
     )
+
+
+def _width(leaf: LeafSpec) -> int:
+    """Number of inputs of a leaf, one-hot encoded if it is categorical."""
+    return sum(leaf.categories) if leaf.categories else math.prod(leaf.shape)
 
 
 def _trunk(settings: NetworkSettings, image: tuple[int, int, int]) -> tuple[int, int]:

@@ -40,6 +40,12 @@ class OffPolicySettings(AlgorithmSettings):
     """
 
     live: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    recurrent: ClassVar[bool] = False
+    """True if the learner trains on sequences, with a recurrent state (``network.lstm``)."""
+    priority_exponents: ClassVar[tuple[float, float]] = (0.6, 0.4)
+    """Defaults of ``replay.alpha`` and ``replay.beta`` (PER, arXiv 1511.05952; Ape-X, arXiv
+    1803.00933).
+    """
 
     max_grad_norm: PositiveFloat = 40.0
     """Largest norm of the gradient of each network."""
@@ -148,7 +154,7 @@ class DQNSettings(QSettings):
     The additions are the most effective parts of Rainbow (arXiv 1710.02298).
     """
 
-    name: Literal["dqn"] = "dqn"
+    name: str = "dqn"
     n_step: PositiveInt = 3
 
 
@@ -160,7 +166,11 @@ class R2D2Settings(QSettings):
     Every step of an episode is trained on.
     """
 
-    name: Literal["r2d2"] = "r2d2"
+    recurrent: ClassVar[bool] = True
+    previous_step: ClassVar[bool] = True
+    priority_exponents: ClassVar[tuple[float, float]] = (0.9, 0.6)
+
+    name: str = "r2d2"
     learning_rate: Rate = 1e-4
     discount: Fraction = 0.997
     adam_epsilon: PositiveFloat = 1e-3
@@ -212,7 +222,7 @@ class SACSettings(ContinuousSettings):
     With ``n_step`` above 1 the entropy of intermediate steps is not counted.
     """
 
-    name: Literal["sac"] = "sac"
+    name: str = "sac"
     initial_temperature: PositiveFloat = 1.0
     """Weight of the entropy at update 0."""
     target_entropy: float | Literal["auto"] | None = "auto"
@@ -231,7 +241,7 @@ class TD3Settings(ContinuousSettings):
         "noise_updates",
     )
 
-    name: Literal["td3"] = "td3"
+    name: str = "td3"
     policy_delay: PositiveInt = 2
     """Number of critic updates per update of actor and targets."""
     target_noise: Annotated[float, Field(ge=0.0)] = 0.2
@@ -255,16 +265,21 @@ class TD3Settings(ContinuousSettings):
 def check(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     """Problems of a replay algorithm with this environment and network; empty for other
     algorithms.
+
+    The class of the settings decides, because a plug-in may derive from a shipped algorithm. A
+    plug-in that derives from `OffPolicySettings` alone brings its own policy and networks.
     """
-    if not isinstance(config.algorithm, OffPolicySettings):
+    settings = config.algorithm
+    if not isinstance(settings, OffPolicySettings):
         return []
-    name = config.algorithm.name
-    found = (
-        _check_values(name, spec)
-        if isinstance(config.algorithm, QSettings)
-        else _check_bounds(name, spec)
-    )
-    return [*found, *_check_network(config), *_check_normalisation(config)]
+    found: list[Problem] = []
+    if isinstance(settings, QSettings):
+        found += _check_values(settings.name, spec)
+    if isinstance(settings, ContinuousSettings):
+        found += _check_bounds(settings.name, spec)
+    if isinstance(settings, QSettings | ContinuousSettings):
+        found += _check_network(config, settings)
+    return [*found, *_check_normalisation(config)]
 
 
 def _check_values(name: str, spec: EnvironmentSpec) -> list[Problem]:
@@ -320,8 +335,8 @@ def _check_bounds(name: str, spec: EnvironmentSpec) -> list[Problem]:
     ]
 
 
-def _check_network(config: Config) -> list[Problem]:
-    network, name = config.network, config.algorithm.name
+def _check_network(config: Config, settings: OffPolicySettings) -> list[Problem]:
+    network, name = config.network, settings.name
     problems = []
     if network.name not in NETWORKS:
         message = (
@@ -329,16 +344,16 @@ def _check_network(config: Config) -> list[Problem]:
             "and value"
         )
         problems.append(Problem("network.name", network.name, message, ", ".join(NETWORKS)))
-    if name == "r2d2" and not network.lstm:
+    if settings.recurrent and not network.lstm:
         problems.append(
             Problem(
                 "network.lstm",
                 0,
-                "r2d2 needs a recurrent state",
+                f"{name} needs a recurrent state",
                 "at least 1, or dqn",
             )
         )
-    if name != "r2d2" and network.lstm:
+    if not settings.recurrent and network.lstm:
         problems.append(
             Problem(
                 "network.lstm",

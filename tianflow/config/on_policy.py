@@ -29,6 +29,8 @@ class AlgorithmSettings(Section):
 
     live: ClassVar[tuple[str, ...]] = ("learning_rate", "entropy_cost", "batch_trajectories")
     """Settings that may change during a run."""
+    previous_step: ClassVar[bool] = False
+    """Default of ``network.previous_step``."""
 
     name: str
     """Algorithm: a2c, dqn, impala, ppo, r2d2, sac, td3, another installed one, or
@@ -78,7 +80,7 @@ class AlgorithmSettings(Section):
 class PPOSettings(AlgorithmSettings):
     """PPO (arXiv 1707.06347), with the decoupled objective (arXiv 2110.00641) for stale data."""
 
-    name: Literal["ppo"] = "ppo"
+    name: str = "ppo"
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation (arXiv 1506.02438); 1: full returns, 0: one
     step.
@@ -106,7 +108,7 @@ class PPOSettings(AlgorithmSettings):
 class ImpalaSettings(AlgorithmSettings):
     """IMPALA: V-trace actor-critic (arXiv 1802.01561)."""
 
-    name: Literal["impala"] = "impala"
+    name: str = "impala"
     entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
     vtrace_lambda: Fraction = 1.0
     """Lambda of V-trace targets; 1: full n-step returns."""
@@ -134,7 +136,7 @@ class A2CSettings(AlgorithmSettings):
     actors.
     """
 
-    name: Literal["a2c"] = "a2c"
+    name: str = "a2c"
     learning_rate: Annotated[float, Field(ge=0.0)] = 7e-4
     entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
     normalise_advantages: bool = False

@@ -38,7 +38,7 @@ def bound_in_force(config: Config) -> int | None:
     """The staleness bound in force: 0 under ``lockstep``, None under ``open_loop`` alone."""
     if "lockstep" in controllers(config):
         return 0
-    return None if controllers(config) == ("open_loop",) else config.bound
+    return None if set(controllers(config)) == {"open_loop"} else config.bound
 
 
 def is_paced(config: Config) -> bool:

@@ -79,11 +79,13 @@ def merge(
     """One set of limits from the config and all controllers: the strictest wins. Also which
     controller set the credits ("" for none).
 
-    A controller may loosen the configured bound only when no other controller and no credit setting
-    is stricter: ``open_loop`` does. Admission is open only where every controller says so:
-    ``consume_only``.
+    A controller that has no wish about the bound stands for the configured one. So the bound is
+    loosened only if every controller asks for it: ``open_loop`` does. Admission is open only where
+    every controller says so: ``consume_only``.
     """
-    bounds = [wish.bound.max_staleness for wish in wishes.values() if wish.bound is not None]
+    bounds = [
+        config.bound if wish.bound is None else wish.bound.max_staleness for wish in wishes.values()
+    ]
     finite = [bound for bound in bounds if bound is not None]
     own = () if config.bound is None else (config.bound,)
     bound = min((*finite, *own)) if finite else None if bounds else config.bound

@@ -87,7 +87,7 @@ class Run:
         self.registry = registry = ComponentRegistry()
         slot_manager = SlotManager(owner=slots, layout=layout)
         self.exchange = exchange = slot_manager.open(
-            config, clock=clock, beta=lambda: live.config.replay.beta, resumed=resumed
+            config, clock=clock, beta=lambda: live.config.priority_exponents[1], resumed=resumed
         )
         exchange.seed_epoch = resumed.version.number if resumed and deterministic else 0
         exchange.on_settled(self._settled)

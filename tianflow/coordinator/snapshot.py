@@ -205,6 +205,7 @@ class RunSnapshot:
             seed=self._live.config.run.seed,
             error=str(lifecycle.first_error) if lifecycle.first_error else None,
             checkpoint=self._checkpoints.newest_updates,
+            clipped_rewards=self._spec.clips_rewards,
         )
 
     async def write_summary(self, directory: Path, disk: Executor) -> None:

@@ -13,6 +13,11 @@ from typing import Literal, NamedTuple
 ActionKind = Literal["discrete", "multi_discrete", "box"]
 Autoreset = Literal["next_step", "same_step", "disabled"]
 ALIGNMENT = 64
+PRIORITY_EPSILON = 1e-6
+"""Added to every priority of a trained item (epsilon of PER, arXiv 1511.05952, section 3.3).
+
+An item whose error is 0 would never be drawn again.
+"""
 
 
 class Version(NamedTuple):
@@ -113,6 +118,8 @@ class EnvironmentSpec:
     autoreset: Autoreset
     action_mask: bool = False
     frames_per_step: int = 1
+    clips_rewards: bool = False
+    """True if rewards are clipped to -1..1 for learning. Returns of episodes are not clipped."""
     source: tuple[SourceLeaf, ...] = dataclasses.field(default=(), compare=False)
     """Of each leaf of ``observation``; empty if it is not known."""
 

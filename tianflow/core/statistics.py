@@ -46,6 +46,7 @@ VERDICTS = (
     "starting",
     "paused",
     "stalled",
+    "unknown",
 )
 DROP_REASONS = (
     "expired",
@@ -247,6 +248,14 @@ class LearnerMeasures:
         metadata=metric(
             "Effective sample size of the importance weights over the batch size.",
             name="effective_sample_ratio",
+        ),
+    )
+    fresh_log_ratio: float | None = field(
+        default=None,
+        metadata=metric(
+            "Largest absolute log ratio of the learning to the acting policy on the newest batch "
+            "with staleness 0; 0 up to rounding.",
+            name="fresh_log_ratio_nats",
         ),
     )
 
@@ -531,7 +540,7 @@ class Diagnosis:
         )
     )
     """sampling-bound, learning-bound, transport-bound, balance-bound, stalled, balanced or
-    starting; otherwise the state of a run that does not train."""
+    starting; unknown if the diagnosis failed; otherwise the state of a run that does not train."""
     advice: str
     """Cause, size and remedy in one sentence."""
     component: str | None = None

@@ -10,7 +10,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,14 @@ Maker = Callable[[int], Any]
 """Creates a `gymnasium.vector.VectorEnv` of a number of environments."""
 Wrapper = Callable[[Any], Any]
 """Function from environment to environment."""
+
+
+class Recipe(NamedTuple):
+    """A factory of vectors, and properties that its environments do not report."""
+
+    make: Maker
+    frames_per_step: int = 1
+    clips_rewards: bool = False
 
 
 def environment_seed(
@@ -61,6 +69,7 @@ def make(
     *,
     around: Wrapper | None = None,
     progress: EnvironmentProgress | None = None,
+    previous_step: bool = False,
 ) -> VectorEnvironment:
     """Create ``num_envs`` (default: from the settings) environments, without resetting them.
 
@@ -69,7 +78,8 @@ def make(
     by that module, or an attribute of it: a class or function that creates one environment, or a
     whole vector if it has a parameter ``num_envs``. With ``vectorization`` envpool it is an id of
     envpool. ``around`` is the outermost wrapper of each single environment; a native vector accepts
-    none. ``progress`` follows the environments, from their constructors on.
+    none. ``progress`` follows the environments, from their constructors on. ``previous_step``: see
+    `VectorEnvironment`.
 
     Raises:
         ConfigError: the settings are invalid, or a package of an extra is missing.
@@ -86,14 +96,20 @@ def make(
         )
     progress = progress or EnvironmentProgress()
     with _quiet():
-        maker, frames = _maker(settings, () if around is None else (around,), progress)
+        recipe = _recipe(settings, () if around is None else (around,), progress)
         with _extras_named(settings.id), failures_named("its constructor"):
             context = contextvars.copy_context()
-            vector = context.run(maker, num_envs)
+            vector = context.run(recipe.make, num_envs)
         with contextlib.ExitStack() as refused:
             refused.callback(_close, vector)
             environment = _wrapped(
-                vector, settings.id, num_envs, frames, context=context, progress=progress
+                vector,
+                settings.id,
+                num_envs,
+                recipe,
+                context=context,
+                progress=progress,
+                previous_step=previous_step,
             )
             refused.pop_all()
             return environment
@@ -120,10 +136,11 @@ def _wrapped(
     vector: Any,
     env_id: str,
     num_envs: int,
-    frames: int,
+    recipe: Recipe,
     *,
     context: contextvars.Context,
     progress: EnvironmentProgress,
+    previous_step: bool,
 ) -> VectorEnvironment:
     if getattr(vector, "num_envs", None) != num_envs:
         message = (
@@ -132,7 +149,15 @@ def _wrapped(
         )
         raise ConfigError([Problem("env.id", env_id, message)])
     try:
-        return VectorEnvironment(vector, env_id, frames, context=context, progress=progress)
+        return VectorEnvironment(
+            vector,
+            env_id,
+            recipe.frames_per_step,
+            clips_rewards=recipe.clips_rewards,
+            context=context,
+            progress=progress,
+            previous_step=previous_step,
+        )
     except ValueError as error:
         raise ConfigError([Problem("env.id", env_id, str(error))]) from error
 
@@ -153,7 +178,8 @@ def probe(config: Config) -> EnvironmentSpec:
     """
     try:
         return with_environment(
-            lambda: make(config.env, 1), lambda environment: _examine(environment, config)
+            lambda: make(config.env, 1, previous_step=config.previous_step),
+            lambda environment: _examine(environment, config),
         )
     except EnvironmentFailedError as error:
         cause = error.__cause__
@@ -189,10 +215,10 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _maker(
+def _recipe(
     settings: EnvSettings, around: tuple[Wrapper, ...], progress: EnvironmentProgress
-) -> tuple[Maker, int]:
-    """The factory of the vector, and the number of frames per step."""
+) -> Recipe:
+    """The factory of the vector that ``settings`` name."""
     import gymnasium
 
     if settings.vectorization == "envpool":
@@ -207,14 +233,12 @@ def _maker(
             if name not in gymnasium.registry:
                 raise _unknown_attribute(error, settings.id, module) from error
         else:
-            return _from_callable(settings, found, around, progress), 1
-    spec = _registered(settings.id, name if colon else settings.id)
-    usual = {"frameskip": 4} if spec.vector_entry_point == ATARI_VECTOR else {}
-    frames = {**usual, **spec.kwargs, **settings.kwargs}.get("frameskip", 1)
-    return _from_spec(settings, spec, around, progress), frames if isinstance(frames, int) else 1
+            return Recipe(_from_callable(settings, found, around, progress))
+    found_spec = _registered(settings.id, name if colon else settings.id)
+    return _from_spec(settings, found_spec, around, progress)
 
 
-def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, int]:
+def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> Recipe:
     """Factory of an envpool environment, if envpool is installed."""
     _wrappers(settings, around, native=True)
     try:
@@ -229,10 +253,17 @@ def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[M
             "pip install 'tianflow[envpool]' first",
         )
         raise ConfigError([problem]) from error
-    name = name_of(settings.id, settings.kwargs)
+    name, kwargs = name_of(settings.id, settings.kwargs), dict(settings.kwargs)
     with failures_named("its constructor"):
-        frames = PooledVectorEnv(name, 1, **settings.kwargs).frames_per_step
-    return lambda num_envs: PooledVectorEnv(name, num_envs, **settings.kwargs), frames
+        pool = PooledVectorEnv(name, 1, **kwargs)
+    if pool.clips_rewards:
+        # Rewards are clipped after the returns are counted.
+        kwargs["reward_clip"] = False
+    return Recipe(
+        lambda num_envs: PooledVectorEnv(name, num_envs, **kwargs),
+        pool.frames_per_step,
+        pool.clips_rewards,
+    )
 
 
 def _register_atari(given: str) -> None:
@@ -336,9 +367,12 @@ def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: boo
 
 def _from_spec(
     settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...], progress: EnvironmentProgress
-) -> Maker:
+) -> Recipe:
     """Factory that uses `gymnasium.make_vec`: the id's own vector environment, or a synchronous
     one.
+
+    The vector of Atari games clips rewards by default. Here it returns them unclipped, because
+    returns are scores of the game, and `VectorEnvironment` clips the rewards for learning.
     """
     import gymnasium
 
@@ -356,15 +390,19 @@ def _from_spec(
         )
     native = has_own and settings.vectorization != "sync"
     wrappers, kwargs = _wrappers(settings, around, native=native), dict(settings.kwargs)
+    atari = spec.vector_entry_point == ATARI_VECTOR
+    given = {**({"frameskip": 4} if atari else {}), **spec.kwargs, **kwargs}
+    clips = native and atari and bool(given.get("reward_clipping", True))
     if not native:
         wrappers.append(progress.constructed)
         # Observations are copied to the slot at once, so the vector need not copy them.
         kwargs["vector_kwargs"] = {"copy": False, **_mapping(kwargs.get("vector_kwargs", {}))}
         kwargs["disable_env_checker"] = True
-    elif spec.vector_entry_point == ATARI_VECTOR:
+    elif atari:
         # Placement avoids two computing threads in one process.
         kwargs.setdefault("num_threads", 1)
-    mode = "vector_entry_point" if native else "sync"
+        kwargs["reward_clipping"] = False
+    mode, frames = "vector_entry_point" if native else "sync", given.get("frameskip", 1)
 
     def vector(num_envs: int) -> Any:
         made = gymnasium.make_vec(
@@ -372,7 +410,7 @@ def _from_spec(
         )
         return made if native else _merging_what_is_read(made)
 
-    return vector
+    return Recipe(vector, frames if isinstance(frames, int) else 1, clips)
 
 
 def _merging_what_is_read(vector: Any) -> Any:

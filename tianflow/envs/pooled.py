@@ -49,6 +49,8 @@ class PooledVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             int(spec.config.frame_skip) if hasattr(spec.config, "stack_num") else 1
         )
         """Game frames per step; 1 for environments other than Atari."""
+        self.clips_rewards = bool(getattr(spec.config, "reward_clip", False))
+        """True if `step` returns rewards clipped to -1..1."""
         self._pool: Any = None
 
     def reset(

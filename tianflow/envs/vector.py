@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.core.payloads import Autoreset, EnvironmentSpec, Episode
+from tianflow.envs.previous_step import PreviousStep
 from tianflow.envs.progress import EnvironmentProgress
 from tianflow.envs.spec import (
     ActionCodec,
@@ -109,6 +110,12 @@ class VectorEnvironment:
     episode only resets, and is not valid. With SAME_STEP and DISABLED every step is valid, and
     ``final`` holds the true next observation of *every* environment.
 
+    With ``clips_rewards`` the rewards for learning are clipped to -1..1. Returns of episodes are
+    sums of the environment's own rewards, so they are scores of the game.
+
+    With ``previous_step`` the observation has two more leaves, action and reward of the previous
+    step (`tianflow.config.networks.previous_leaves`).
+
     A failure of the environment is an `EnvironmentFailedError`. The vector must not be used
     afterwards.
 
@@ -116,9 +123,14 @@ class VectorEnvironment:
         vector: the environments.
         env_id: their id.
         frames_per_step: frames of one step.
+        clips_rewards: see above.
         context: in which the environment's code runs; None: a copy of the current one. NumPy keeps
             its error state there, so an environment has one of its own, and `numpy.seterr` in it
             reaches no other code.
+        previous_step: see above.
+
+    Raises:
+        ValueError: a leaf of the observation has the name of one of these leaves.
     """
 
     def __init__(
@@ -127,8 +139,10 @@ class VectorEnvironment:
         env_id: str,
         frames_per_step: int = 1,
         *,
+        clips_rewards: bool = False,
         context: contextvars.Context | None = None,
         progress: EnvironmentProgress | None = None,
+        previous_step: bool = False,
     ) -> None:
         self._vector = vector
         self._run = (contextvars.copy_context() if context is None else context).run
@@ -137,16 +151,20 @@ class VectorEnvironment:
         self.observations = ObservationCodec(vector.single_observation_space)
         actions = action_spec(vector.single_action_space)
         self._actions = ActionCodec(actions)
+        self._previous = PreviousStep(actions) if previous_step else None
+        if self._previous is not None:
+            self._previous.require_new_names(self.observations.leaves)
         self.num_envs = int(vector.num_envs)
         self._shapes = ((self.num_envs,),) * 3
         self.spec = EnvironmentSpec(
             env_id,
-            self.observations.leaves,
+            (*self.observations.leaves, *(self._previous.leaves if self._previous else ())),
             actions,
             self.num_envs,
             autoreset_of(vector.metadata),
             frames_per_step=frames_per_step,
             source=self.observations.source,
+            clips_rewards=clips_rewards,
         )
         """`has_masks` is known after the first `reset`; the ``action_mask`` of the specification is
         not set.
@@ -195,8 +213,15 @@ class VectorEnvironment:
         with failures_named("reset"):
             first, info = self._run(self._vector.reset, seed=seed)
         self.has_masks = "action_mask" in info and self.spec.action.kind != "box"
-        self._needs_more = self.has_masks or self.spec.autoreset != "next_step"
+        self._needs_more = (
+            self.has_masks
+            or self.spec.autoreset != "next_step"
+            # The leaves of the previous step are cleared where an episode begins.
+            or self._previous is not None
+        )
         self.observations.encode(first, observation)
+        if self._previous is not None:
+            self._previous.clear(observation)
         self._over[:], self._rewards[0] = False, 0.0
         self._write_mask(info, mask)
         self._episode_begin[:], self._clock = 0, 0
@@ -234,6 +259,9 @@ class VectorEnvironment:
         self._unsettled += 1
         rewards[...], ends[...], cuts[...] = reward, terminated, truncated
         self.observations.encode(observation, row.observation)
+        if self._previous is not None:
+            learned = np.clip(rewards, -1.0, 1.0) if self.spec.clips_rewards else rewards
+            self._previous.write(stored, learned, row.observation)
         if self.starts_at_once or self._needs_more:
             self._write_outcome(info, row, ends, cuts)
         if info and self._resets_later and not _FINAL.isdisjoint(info):
@@ -242,6 +270,8 @@ class VectorEnvironment:
                 "ends an episode, but metadata['autoreset_mode'] does not say so; set it to "
                 "gymnasium.vector.AutoresetMode.SAME_STEP"
             )
+        if self._previous is not None:
+            self._previous.clear(row.observation, row.start)
 
     def settle(
         self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array
@@ -249,7 +279,7 @@ class VectorEnvironment:
         """Complete the rows of all steps since the last call, time first.
 
         Args:
-            reward: [T, N] float32; set to the rewards, and to 0 on reset steps.
+            reward: [T, N] float32; set to the rewards for learning, and to 0 on reset steps.
             terminated: [T, N] bool; set to the flags, and to False on reset steps.
             truncated: [T, N] bool; set to the flags, and to False on reset steps.
             valid: [T, N] bool; set to False on steps that only reset an environment, else True.
@@ -271,6 +301,8 @@ class VectorEnvironment:
             for ended in (terminated, truncated, over):
                 np.logical_and(ended, valid, out=ended)
         reward[...] = rewards
+        if self.spec.clips_rewards:
+            np.clip(reward, -1.0, 1.0, out=reward)
         self._count_episodes(over)
 
     def take_finished(self) -> tuple[list[int], list[Episode]]:

@@ -191,7 +191,7 @@ class Shards(Mapping[int, ShardRecord]):
         shard = self._up.pop(index, None)
         if shard is not None:
             self.ahead -= sum(shard.storing.values())
-            self._removed(shard.holdings.items)
+            self._limiter.lost(self._known(shard.holdings.items))
             while shard.saves:
                 self.saved(shard, None)
         return shard
@@ -238,30 +238,33 @@ class Shards(Mapping[int, ShardRecord]):
 
     def holds(self, shard: ShardRecord, holdings: Holdings) -> None:
         """A shard reported its holdings."""
-        self._removed(holdings.removed_items - shard.holdings.removed_items)
+        removed = self._known(holdings.removed_items - shard.holdings.removed_items)
+        self._limiter.deleted(removed)
         shard.holdings = holdings
 
     def starts_with(self, index: int, shard: ShardRecord, holdings: Holdings) -> None:
-        """`holds`; at the start of a run, what a shard restored. Once every shard has reported it,
-        the limiter counts what they hold.
+        """A shard has dropped all its items, or, at the start of a run, reports the restored ones.
+
+        Once every shard has reported, the limiter counts the items that exist.
         """
         if index not in self._restoring:
-            self.holds(shard, holdings)
+            removed = self._known(holdings.removed_items - shard.holdings.removed_items)
+            self._limiter.lost(removed)
+            shard.holdings = holdings
             return
         shard.holdings = holdings
         self._restoring.discard(index)
         if not self._restoring:
             held, size = self.size, self._limiter.statistics().size
-            self._limiter.deleted(max(0, size - held))
+            self._limiter.lost(max(0, size - held))
             self._limiter.inserted(max(0, held - size))
 
-    def _removed(self, items: int) -> None:
-        """Until every shard has reported what it restored, the limiter may count fewer items than
-        the shards hold.
+    def _known(self, items: int) -> int:
+        """``items``, as far as the limiter counts them.
+
+        It may count fewer than the shards hold until all of them have reported restored items.
         """
-        self._limiter.deleted(
-            min(items, self._limiter.statistics().size) if self._restoring else items
-        )
+        return min(items, self._limiter.statistics().size) if self._restoring else items
 
     # Drawing
     # ----------------------------------------------------------------------------------------------

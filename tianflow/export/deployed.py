@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tianflow.config.networks import PREVIOUS_ACTION, PREVIOUS_REWARD, previous_leaves
 from tianflow.core.payloads import LeafSpec
+from tianflow.envs.previous_step import STATE
 from tianflow.interfaces import NamesParameters
 from tianflow.policy import LoadedPolicy
 
@@ -30,8 +32,10 @@ class Deployed(nn.Module):
     def __init__(self, loaded: LoadedPolicy) -> None:
         super().__init__()
         self._policy, self._spec, self._raw = loaded.policy, loaded.spec, loaded.observations.raw
-        self._single = [leaf.name for leaf in loaded.spec.observation] == [""]
+        self._leaves = loaded.observations.leaves
+        self._single = [leaf.name for leaf in self._leaves] == [""]
         action = loaded.spec.action
+        self._previous = previous_leaves(action) if loaded.config.previous_step else None
         self._action, self._dtype = action, getattr(torch, action.dtype)
         if action.kind == "box":
             self._low, self._high = (
@@ -48,25 +52,36 @@ class Deployed(nn.Module):
         observation: Tensor | Tree,
         state: Tree | None = None,
         action_mask: Tensor | None = None,
+        previous_reward: Tensor | None = None,
     ) -> dict[str, Any]:
         """One step of N environments, with the most probable actions.
 
         Args:
             observation: {leaf: [N, *leaf shape]} with the dtypes of the environment; a tensor if
                 there is only one leaf.
-            state: {leaf: [N, ...]} float32; all 0 at the first step of an episode, then the output
-                of the last step; None without memory.
+            state: {leaf: [N, ...]}; all 0 at the first step of an episode, then the output of the
+                last step; None without memory. With ``network.previous_step`` it includes
+                ``previous_action``.
             action_mask: bool [N, mask size], for environments with a mask.
+            previous_reward: float32 [N], reward of the last step, 0 at the first step of an
+                episode; with ``network.previous_step`` only.
 
         Returns:
             ``action`` [N, *action shape] as the environment takes it, the parameters by name, and
                 ``state`` for a policy with memory.
         """
         leaves: Any = {"": observation} if self._single else observation
-        stored = {
-            leaf.name: self._stored(leaf, leaves[leaf.name]) for leaf in self._spec.observation
-        }
-        step = self._policy.act(stored, state or {}, None, action_mask)
+        stored = {leaf.name: self._stored(leaf, leaves[leaf.name]) for leaf in self._leaves}
+        before = dict(state or {})
+        if self._previous is not None:
+            assert previous_reward is not None
+            clips = self._spec.clips_rewards
+            stored[PREVIOUS_ACTION] = before.pop(STATE)
+            stored[PREVIOUS_REWARD] = previous_reward.clamp(-1, 1) if clips else previous_reward
+        step = self._policy.act(stored, before, None, action_mask)
+        after = dict(step.state)
+        if self._previous is not None:
+            after[STATE] = self._seen(step.action)
         named = (
             self._policy.named(step.parameters)
             if isinstance(self._policy, NamesParameters)
@@ -75,16 +90,14 @@ class Deployed(nn.Module):
         return {
             "action": self._decoded(step.action),
             **named,
-            **({"state": dict(step.state)} if state else {}),
+            **({"state": after} if after else {}),
         }
 
     def inputs(self, batch: int, generator: np.random.Generator) -> dict[str, Any]:
         """Possible arguments of `forward`. Floats are standard normal, and every action
         is allowed.
         """
-        leaves = {
-            leaf.name: self._sampled(leaf, batch, generator) for leaf in self._spec.observation
-        }
+        leaves = {leaf.name: self._sampled(leaf, batch, generator) for leaf in self._leaves}
         found: dict[str, Any] = {"observation": leaves[""] if self._single else leaves}
         state = self._policy.initial_state(batch)
         if state:
@@ -92,6 +105,10 @@ class Deployed(nn.Module):
                 name: torch.from_numpy(generator.normal(size=leaf.shape)).float()
                 for name, leaf in state.items()
             }
+        if self._previous is not None:
+            action, reward = (self._values(leaf, batch, generator) for leaf in self._previous)
+            found["state"] = {**found.get("state", {}), STATE: action}
+            found["previous_reward"] = reward
         if self._spec.action_mask:
             found["action_mask"] = torch.ones(batch, self._spec.action.mask_size, dtype=torch.bool)
         return found
@@ -106,6 +123,22 @@ class Deployed(nn.Module):
         if self._action.kind == "box":
             return stored.to(self._dtype).clamp(self._low, self._high)
         return (stored + self._start).to(self._dtype).reshape(-1, *self._action.shape)
+
+    def _seen(self, stored: Tensor) -> Tensor:
+        """As `tianflow.envs.previous_step.PreviousStep` stores it."""
+        if self._action.kind == "box":
+            return stored.clamp(self._low.to(stored.dtype), self._high.to(stored.dtype))
+        return stored + 1
+
+    @staticmethod
+    def _values(leaf: LeafSpec, batch: int, generator: np.random.Generator) -> Tensor:
+        shape = (batch, *leaf.shape)
+        values = (
+            generator.integers(0, np.asarray(leaf.categories).reshape(leaf.shape), shape)
+            if leaf.categories
+            else generator.normal(size=shape)
+        )
+        return torch.from_numpy(np.asarray(values).astype(leaf.dtype))
 
     def _sampled(self, leaf: LeafSpec, batch: int, generator: np.random.Generator) -> Tensor:
         raw, shape = self._raw[leaf.name], (batch, *leaf.shape)

@@ -134,7 +134,9 @@ class Builder:
             settings=self._ends.settings,
             compute=self._compute,
             make_policy=self._policy,
-            make_environment=lambda count: make.make(config.env, count),
+            make_environment=lambda count: make.make(
+                config.env, count, previous_step=config.previous_step
+            ),
             seed=make.environment_seed(config.run.seed, 0, config.evaluation.num_envs, stream=1),
         )
 

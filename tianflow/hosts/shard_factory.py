@@ -87,7 +87,9 @@ def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
             environment.step(row.action, row.outcome)
 
     try:
-        with_environment(lambda: make(config.env, spec.num_envs), play)
+        with_environment(
+            lambda: make(config.env, spec.num_envs, previous_step=config.previous_step), play
+        )
     except (EnvironmentFailedError, UnexpectedShapeError) as error:
         log.warning(
             "whether images are stacks of frames cannot be seen; they are stored whole",
@@ -118,7 +120,8 @@ def restored_shard(
 
 def _selector(config: Config) -> Callable[[int], Selector]:
     if config.replay.selector == "prioritised":
-        return lambda capacity: Prioritised(capacity, alpha=config.replay.alpha)
+        alpha, _ = config.priority_exponents
+        return lambda capacity: Prioritised(capacity, alpha=alpha)
     others: dict[str, Callable[[int], Selector]] = {"uniform": Uniform, "fifo": Fifo, "lifo": Lifo}
     return others[config.replay.selector]
 

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tianflow.config.model import NetworkSettings
-from tianflow.config.networks import image_size, is_image, resnet_channels, units
+from tianflow.config.networks import (
+    image_size,
+    is_image,
+    resnet_channels,
+    torso_leaves,
+    units,
+)
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks.arrays import ArrayMlp
 from tianflow.networks.base import Network, Output, Tree
@@ -19,6 +25,7 @@ from tianflow.networks.parts import (
     ImageTorso,
     MlpTorso,
     ResettingLstm,
+    Vector,
     impala_trunk,
     linear,
     nature_trunk,
@@ -49,7 +56,9 @@ class TorsoNetwork(Network):
             raise ValueError("with an LSTM, policy and value must share the torso")
         distribution = distribution_for(spec.action)
         self.torso, self.value_torso = torso, value_torso
-        self.lstm = ResettingLstm(torso.size, settings.lstm) if settings.lstm else None
+        self.further = Vector(torso_leaves(settings, spec.observation)[1])
+        inputs = torso.size + self.further.size
+        self.lstm = ResettingLstm(inputs, settings.lstm) if settings.lstm else None
         self.policy_head = linear(settings.lstm or torso.size, distribution.noise_size, 0.01)
         self.value_head = linear(settings.lstm or torso.size, 1, 1.0)
         self.log_std = None
@@ -68,7 +77,8 @@ class TorsoNetwork(Network):
         features: Tensor = self.torso(flat)
         states: Tree = {}
         if self.lstm is not None:
-            hidden, states = self.lstm(features.view(steps, columns, -1), state, start)
+            inputs = self.further.beside(features, flat)
+            hidden, states = self.lstm(inputs.view(steps, columns, -1), state, start)
             features = hidden.flatten(0, 1)
         value_features = features if self.value_torso is None else self.value_torso(flat)
         value: Tensor = self.value_head(value_features)
@@ -79,7 +89,8 @@ class TorsoNetwork(Network):
     def act(self, observation: Tree, state: Tree) -> tuple[Tensor, Tree]:
         features: Tensor = self.torso.forward(observation)
         if self.lstm is not None:
-            features, state = self.lstm.step(features, state)
+            inputs = self.further.beside(features, observation)
+            features, state = self.lstm.step(inputs, state)
         return self._policy(features), state
 
     def _policy(self, features: Tensor) -> Tensor:
@@ -98,16 +109,24 @@ class Mlp(TorsoNetwork):
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         shared = settings.share_torso or settings.lstm > 0
+        leaves, _ = torso_leaves(settings, spec.observation)
         torsos = [
-            MlpTorso(spec.observation, settings.hidden, settings.activation)
+            MlpTorso(leaves, settings.hidden, settings.activation)
             for _ in range(1 if shared else 2)
         ]
         super().__init__(settings, spec, *torsos)
         self._activation = settings.activation
 
     def on_arrays(self) -> ArrayMlp | None:
-        """`act` on arrays; None with an LSTM, or if the observation is not one float32 vector."""
+        """`act` on arrays; None with an LSTM, if the observation is not one float32 vector, or in a
+        derived class that computes its policy in another way.
+        """
         torso = self.torso
+        if any(
+            getattr(type(self), name) is not getattr(Mlp, name)
+            for name in ("forward", "act", "_policy")
+        ):
+            return None
         if self.lstm is not None or not isinstance(torso, MlpTorso) or torso.vector.plain is None:
             return None
         layers = [
@@ -129,7 +148,11 @@ class NatureCnn(TorsoNetwork):
     """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
-        super().__init__(settings, spec, _image_torso(spec, nature_trunk, units(settings)))
+        super().__init__(
+            settings,
+            spec,
+            _image_torso(settings, spec, nature_trunk, units(settings, "nature_cnn")),
+        )
 
 
 class ImpalaResnet(TorsoNetwork):
@@ -139,12 +162,21 @@ class ImpalaResnet(TorsoNetwork):
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         sizes = resnet_channels(settings)
-        torso = _image_torso(spec, lambda channels: impala_trunk(channels, sizes), units(settings))
+        torso = _image_torso(
+            settings,
+            spec,
+            lambda channels: impala_trunk(channels, sizes),
+            units(settings, "impala_resnet"),
+        )
         super().__init__(settings, spec, torso)
 
 
 def _image_torso(
-    spec: EnvironmentSpec, make_trunk: Callable[[int], nn.Module], units: int
+    settings: NetworkSettings,
+    spec: EnvironmentSpec,
+    make_trunk: Callable[[int], nn.Module],
+    units: int,
 ) -> ImageTorso:
-    trunks = [make_trunk(image_size(leaf.shape)[0]) for leaf in spec.observation if is_image(leaf)]
-    return ImageTorso(spec.observation, trunks, units)
+    leaves, _ = torso_leaves(settings, spec.observation)
+    trunks = [make_trunk(image_size(leaf.shape)[0]) for leaf in leaves if is_image(leaf)]
+    return ImageTorso(leaves, trunks, units)

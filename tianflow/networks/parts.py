@@ -56,6 +56,10 @@ class Vector(nn.Module):
         parts = [self._encode(leaf, observation[leaf.name]) for leaf in self._leaves]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
+    def beside(self, features: Tensor, observation: Tree) -> Tensor:
+        """``features`` [M, F] and the leaves: [M, F + size]; without leaves, ``features``."""
+        return torch.cat([features, self(observation)], -1) if self.size else features
+
     @staticmethod
     def _encode(leaf: LeafSpec, x: Tensor) -> Tensor:
         return (

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from tianflow.config.model import NetworkSettings
-from tianflow.config.networks import image_size, is_image, resnet_channels, units
+from tianflow.config.networks import (
+    image_size,
+    is_image,
+    resnet_channels,
+    torso_leaves,
+    units,
+)
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError, Problem
 from tianflow.networks.base import Tree
@@ -22,6 +28,7 @@ from tianflow.networks.parts import (
     ImageTorso,
     MlpTorso,
     ResettingLstm,
+    Vector,
     impala_trunk,
     linear,
     nature_trunk,
@@ -108,8 +115,10 @@ class QNetwork(nn.Module):
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec, *, duelling: bool) -> None:
         super().__init__()
-        self.torso = make_torso(settings, spec.observation)
-        self.lstm = ResettingLstm(self.torso.size, settings.lstm) if settings.lstm else None
+        leaves, further = torso_leaves(settings, spec.observation)
+        self.torso, self.further = make_torso(settings, leaves), Vector(further)
+        inputs = self.torso.size + self.further.size
+        self.lstm = ResettingLstm(inputs, settings.lstm) if settings.lstm else None
         width, (actions,) = settings.lstm or self.torso.size, spec.action.categories
         self.value = ValueStream(width, 1) if duelling else None
         self.advantage: nn.Module = (
@@ -119,12 +128,12 @@ class QNetwork(nn.Module):
     def forward(self, observation: Tree, state: Tree, start: Tensor) -> QOutput:
         """Evaluate a sequence, as `tianflow.networks.Network.forward`."""
         steps, columns = start.shape
-        features: Tensor = self.torso(
-            {name: leaf.flatten(0, 1) for name, leaf in observation.items()}
-        )
+        flat = {name: leaf.flatten(0, 1) for name, leaf in observation.items()}
+        features: Tensor = self.torso(flat)
         states: Tree = {}
         if self.lstm is not None:
-            hidden, states = self.lstm(features.view(steps, columns, -1), state, start)
+            inputs = self.further.beside(features, flat)
+            hidden, states = self.lstm(inputs.view(steps, columns, -1), state, start)
             features = hidden.flatten(0, 1)
         return QOutput(self._values(features).view(steps, columns, -1), states)
 
@@ -132,7 +141,8 @@ class QNetwork(nn.Module):
         """One step: {leaf: [N, ...]}, state before it -> values [N, A], state after it."""
         features: Tensor = self.torso(observation)
         if self.lstm is not None:
-            features, state = self.lstm.step(features, state)
+            inputs = self.further.beside(features, observation)
+            features, state = self.lstm.step(inputs, state)
         return self._values(features), state
 
     def _values(self, features: Tensor) -> Tensor:

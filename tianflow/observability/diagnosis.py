@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tianflow.config.model import Config
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, RunStatistics
+from tianflow.logs import logger
 from tianflow.observability.stalls import stalled
 from tianflow.observability.throughput_model import Forecast
 from tianflow.observability.window import MOST, NOTICEABLE, Window
@@ -22,6 +24,8 @@ limited.
 """
 SETTLED_S = 2.0
 """Seconds after a change in which reports may still describe the time before it."""
+
+log = logger("diagnosis")
 
 
 class DiagnosisMemory:
@@ -47,15 +51,31 @@ class DiagnosisMemory:
 
 
 class DiagnosisWindow:
-    """Samples of the last seconds of uninterrupted training, for a diagnosis."""
+    """Samples of the last seconds of uninterrupted training, for a diagnosis.
+
+    THE GUARANTEE: a diagnosis is advice. If it fails, the verdict is "unknown", and everything else
+    in the statistics stays as it is: metrics, readiness, history and summary do not depend on it.
+    """
 
     def __init__(self) -> None:
         self._kept: deque[RunStatistics] = deque()
         self._memory = DiagnosisMemory()
         self._verdict, self._since = "", 0.0
+        self._failure = ""
 
     def diagnosed(self, run: RunStatistics, config: Config) -> RunStatistics:
         """``run`` with its diagnosis. Adds it to the samples."""
+        try:
+            return self._diagnosed(run, config)
+        except Exception as error:  # a boundary, see the guarantee
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self._failure:  # statistics are read many times per second
+                log.exception("the diagnosis of the run failed", error=failure)
+            self._failure = failure
+            sentence = f"the diagnosis failed: {failure}"
+            return replace(run, diagnosis=Diagnosis("unknown", sentence))
+
+    def _diagnosed(self, run: RunStatistics, config: Config) -> RunStatistics:
         kept = self._kept
         if run.state != "running":
             kept.clear()
@@ -252,6 +272,14 @@ def _balance(window: Window) -> Advice:
     replay, config = window.run.replay, window.config
     if replay is not None:
         buffer = replay.limits.max_diff - replay.limits.min_diff
+        if math.isinf(buffer):
+            # Without replay.samples_per_insert the limiter never blocks a side.
+            sentence = (
+                f"{waits}, each blocked although replay.samples_per_insert is not set: replay "
+                f"shards are missing or have too few items ({replay.items} items in "
+                f"{len(replay.shards)} shards, draws begin at {replay.limits.min_size})"
+            )
+            return sentence, {}, None
         sentence = f"{waits}, each blocked in turn; {gain} with a larger replay.error_buffer"
         return sentence, {"replay.error_buffer": round(buffer)}, _about(forecast)
     bound, batch, actors = (

@@ -14,7 +14,7 @@ from tianflow.core.jsonable import json_ready
 from tianflow.core.moments import durations
 from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
 from tianflow.interfaces import SinkRun
-from tianflow.logs import logger
+from tianflow.logs import logger, report_death
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import by_staleness
 from tianflow.observability.sinks import outlet as sinks
@@ -71,6 +71,7 @@ class Recorder:
         self._pending: Row | None = None
         self._written_at = -math.inf
         self._failing = False
+        self._failure = ""
         self._writing: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
@@ -87,15 +88,15 @@ class Recorder:
             # back.
             self._offset = max(0.0, last - self._run.statistics().elapsed_s)
         while True:
-            row = self.sample()
+            row = self._try_sample()
             # Half a sample early is nearer than half a sample late.
-            if row["t"] - self._written_at >= self._file.period_s - self._spacing_s / 2:
+            if row and row["t"] - self._written_at >= self._file.period_s - self._spacing_s / 2:
                 await self._write()
             await asyncio.sleep(self._spacing_s)
 
     async def close(self) -> None:
         """Write the last row and wait for the disk, for `CLOSE_S` at most."""
-        self.sample()
+        self._try_sample()
         try:
             await asyncio.wait_for(self._write(), CLOSE_S)
         except TimeoutError:
@@ -110,13 +111,27 @@ class Recorder:
         self._pending = row if self._pending is None else merged(self._pending, row)
         return self._pending
 
+    def _try_sample(self) -> Row | None:
+        """`sample`; a failure costs one sample and not the history, and is logged. Returns the
+        pending line.
+        """
+        try:
+            self.sample()
+        except Exception as error:  # a boundary: later samples may be good
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self._failure:
+                log.exception("a sample for the history of the run failed", error=failure)
+            self._failure = failure
+        return self._pending
+
     def count(self) -> None:
         """Update the run's counts of its sinks."""
         self._run.sinks.update((outlet.name, outlet.statistics()) for outlet in self._outlets)
 
     async def _write(self) -> None:
         row, self._pending = self._pending, None
-        assert row is not None
+        if row is None:  # every sample since the last line failed
+            return
         # A cancelled recorder does not stop the write, so nothing else may change this row.
         self._writing = asyncio.ensure_future(self._append(row))
         await asyncio.shield(self._writing)
@@ -249,6 +264,7 @@ async def recorded(run: RunControl) -> AsyncIterator[None]:
     recorder = Recorder(run=run, file=HistoryFile(run.directory / NAME), outlets=feeding)
     recorder.count()  # from 0, so a scraper sees the first increase
     task = asyncio.get_running_loop().create_task(recorder.run(), name="history")
+    report_death(task, log, "the history of the run is no longer recorded")
     try:
         yield
     finally:

@@ -21,6 +21,11 @@ def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
 
 
+def masked_largest(x: Tensor, valid: Tensor | None) -> Tensor:
+    """Largest absolute value of ``x`` over the rows where ``valid``; 0 without such rows."""
+    return (x if valid is None else torch.where(valid, x, 0.0)).abs().amax()
+
+
 def policy_gradient_loss(
     log_prob: Tensor, advantage: Tensor, valid: Tensor | None = None
 ) -> Tensor:

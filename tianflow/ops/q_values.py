@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tianflow.core.payloads import PRIORITY_EPSILON
 from tianflow.ops.returns import NStep
 
 MASKED_VALUE = -1e9
@@ -106,3 +107,11 @@ def sequence_priority(error: Tensor, learned: Tensor, *, eta: float) -> Tensor:
     size = torch.where(learned, error.abs(), 0.0)
     mean = size.sum(0) / learned.sum(0).clamp(min=1)
     return eta * size.amax(0) + (1.0 - eta) * mean
+
+
+def priority(size: Tensor, learned: Tensor) -> Tensor:
+    """``|error| + epsilon`` of the items where ``learned`` (bool), 0 of the others; all [C].
+
+    Source: PER, arXiv 1511.05952, section 3.3. An item whose error is 0 remains in the draws.
+    """
+    return torch.where(learned, size + PRIORITY_EPSILON, 0.0)

@@ -108,6 +108,26 @@ def normalise(x: Tensor, mean: Tensor, inverse_std: Tensor, clip: float) -> Tens
     return (x - mean).mul_(inverse_std).clamp_(-clip, clip)
 
 
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Signed types of the same width as unsigned ones, for which PyTorch lacks operations."""
+
+
+def indexed(x: Tensor, *index: Tensor | slice) -> Tensor:
+    """``x[index]`` for any stored dtype; a GPU cannot index unsigned integers of 16 to 64 bits."""
+    signed = SIGNED.get(x.dtype)
+    return x[index] if signed is None else x.view(signed)[index].view(x.dtype)
+
+
+def filled(x: Tensor, where: Tensor) -> Tensor:
+    """``x`` with 0 in the rows ``where``, for any stored dtype; ``where`` has leading axes of
+    ``x``.
+    """
+    signed = SIGNED.get(x.dtype)
+    y = x if signed is None else x.view(signed)
+    y = y.masked_fill(where.view(*where.shape, *[1] * (x.dim() - where.dim())), 0)
+    return y if signed is None else y.view(x.dtype)
+
+
 def as_float(x: Tensor) -> Tensor:
     """Any stored dtype as float32; uint8 is scaled from 0..255 to 0..1."""
     if x.dtype == torch.uint8:

@@ -34,7 +34,8 @@ def validate(config: Config) -> Validation:
             problems += _check_against(config, spec)
         except ConfigError as error:
             problems += error.problems
-    return Validation(tuple(problems), tuple(config_rules.advice(config)), spec)
+    advice = [*config_rules.advice(config), *_clipped_rewards(spec)]
+    return Validation(tuple(problems), tuple(advice), spec)
 
 
 def require_valid(config: Config) -> Validation:
@@ -59,6 +60,16 @@ def require_fit(config: Config, spec: EnvironmentSpec) -> None:
     problems = _check_against(config, spec)
     if problems:
         raise ConfigError(problems)
+
+
+def _clipped_rewards(spec: EnvironmentSpec | None) -> list[str]:
+    if spec is None or not spec.clips_rewards:
+        return []
+    sentence = (
+        f"{spec.id} clips rewards to -1..1 for learning; returns, evaluations and "
+        "run.target_return are unclipped scores"
+    )
+    return [sentence]
 
 
 def _probe(config: Config) -> EnvironmentSpec:

@@ -87,7 +87,7 @@ class Limiter:
         self._diff -= m
 
     def deleted(self, n: int) -> None:
-        """Count ``n`` items that were removed, or lost with their shard.
+        """Count ``n`` items that were removed by the table's own rules.
 
         Raises:
             ValueError: the table holds fewer items.
@@ -98,14 +98,28 @@ class Limiter:
             )
         self._deletes += n
 
+    def lost(self, n: int) -> None:
+        """Count ``n`` items that disappeared with their shard, or that a checkpoint does not hold.
+
+        Below ``min_size`` the table then counts as a new one with the remaining items. Otherwise
+        the items that fill it again would permit the same draws a second time.
+
+        Raises:
+            ValueError: the table holds fewer items.
+        """
+        self.deleted(n)
+        if n and self._fills:
+            self._diff = self._as_new()
+
     def change(self, limits: RateLimits) -> None:
         """Put ``limits`` in force. Counts stay.
 
-        If the band or the ratio changes, ``diff`` is clamped to the new band.
+        If the band or the ratio changes, ``diff`` is clamped to the new band. While the table
+        fills, ``diff`` becomes that of a new table: it is below the band until then.
         """
         old, self._limits = self._limits, limits
         if _ratio_and_band(old) != _ratio_and_band(limits):
-            self._diff = min(max(self._diff, limits.min_diff), limits.max_diff)
+            self._diff = self._within_band()
 
     def statistics(self) -> LimiterStatistics:
         return LimiterStatistics(self._inserts, self._samples, self._deletes, self._diff)
@@ -140,7 +154,21 @@ class Limiter:
             state["min_diff"],
             state["max_diff"],
         ):
-            self._diff = min(max(self._diff, self._limits.min_diff), self._limits.max_diff)
+            self._diff = self._within_band()
+
+    @property
+    def _fills(self) -> bool:
+        """True below ``min_size``, where inserts are always permitted."""
+        return self._inserts - self._deletes < self._limits.min_size
+
+    def _as_new(self) -> float:
+        """``diff`` of a new table that holds as many items."""
+        return self._limits.samples_per_insert * (self._inserts - self._deletes)
+
+    def _within_band(self) -> float:
+        if self._fills:
+            return self._as_new()
+        return min(max(self._diff, self._limits.min_diff), self._limits.max_diff)
 
 
 def _ratio_and_band(limits: RateLimits) -> tuple[float, float, float]:

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from tianflow.core.payloads import PRIORITY_EPSILON
 from tianflow.replay.observations import Flags
 from tianflow.replay.sum_tree import Floats, Indices
 
@@ -54,7 +55,7 @@ class RunningMaximum:
 @dataclass(frozen=True, slots=True)
 class ActorError:
     """Absolute n-step error of a window's first step, n its length (Ape-X, arXiv 1803.00933,
-    algorithm 1).
+    algorithm 1), plus PER's epsilon.
     """
 
     discount: float
@@ -62,7 +63,7 @@ class ActorError:
 
     def __call__(self, steps: WindowSteps) -> Floats:
         first: Floats = n_step_errors(steps, discount=self.discount, n=len(steps.reward))[0]
-        return first
+        return first + PRIORITY_EPSILON
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class SequenceError:
     section 2.3).
 
     Trained steps are those after ``burn_in``, or all steps of a window that begins with its
-    episode. A window without trained steps has priority 0. With ``rescaling`` the recorded values
-    are h(returns).
+    episode. PER's epsilon is added. A window without trained steps has priority 0. With
+    ``rescaling`` the recorded values are h(returns).
     """
 
     discount: float
@@ -88,6 +89,7 @@ class SequenceError:
         trained = ((k >= self.burn_in) | steps.begins) & (k < steps.length)
         known = trained & ~np.isnan(errors)
         priorities = sequence_priority(errors, known, eta=self.eta)
+        priorities = np.where(known.any(axis=0), priorities + PRIORITY_EPSILON, priorities)
         return np.where(trained.any(axis=0) & ~known.any(axis=0), np.nan, priorities)
 
 

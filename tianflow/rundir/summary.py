@@ -87,7 +87,9 @@ class RunSummary(JsonDocument):
     """Version of the newest checkpoint on disk; None without one."""
     episodes: NonNegativeInt
     mean_return: float | None
-    """Mean return of the last 100 episodes of training."""
+    """Mean return of the last 100 episodes of training, of unclipped rewards."""
+    clipped_rewards: bool
+    """True if rewards were clipped to -1..1 for learning. Returns never are."""
     staleness: FinalStaleness
     trajectories: FinalTrajectories
     replay: FinalReplay | None
@@ -106,6 +108,7 @@ def summarise(
     seed: int,
     error: str | None,
     checkpoint: int | None = None,
+    clipped_rewards: bool = False,
 ) -> dict[str, Any]:
     """A `RunSummary` as JSON; arguments are its fields that statistics do not have."""
     ledger, returns = statistics.ledger, statistics.recent_returns
@@ -125,6 +128,7 @@ def summarise(
             checkpoint=checkpoint,
             episodes=statistics.episodes,
             mean_return=sum(returns) / len(returns) if returns else None,
+            clipped_rewards=clipped_rewards,
             staleness=_staleness(ledger),
             trajectories=FinalTrajectories(
                 begun=ledger.begun,

@@ -25,7 +25,16 @@ from tianflow.config.networks import is_image
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
 from tianflow.networks import Network, Output
-from tianflow.ops.losses import approximate_kl, effective_sample_ratio, explained_variance
+from tianflow.ops.losses import (
+    approximate_kl,
+    effective_sample_ratio,
+    explained_variance,
+    masked_largest,
+)
+from tianflow.ops.transforms import indexed
+
+PROBED_COLUMNS = 8
+"""Columns of a batch that `ActorCriticLearner.explain_difference` evaluates."""
 
 
 class ActorCriticPolicy:
@@ -311,7 +320,7 @@ class ActorCriticLearner(ABC):
             return v_tp1
         with torch.no_grad():
             last = {
-                name: leaf[t, column].unsqueeze(0)
+                name: indexed(leaf, t, column).unsqueeze(0)
                 for name, leaf in samples.final_observation.items()
             }
             state = {name: leaf[t, column] for name, leaf in output.state.items()}
@@ -321,6 +330,41 @@ class ActorCriticLearner(ABC):
         v_tp1 = v_tp1.clone()
         v_tp1[t, column] = final
         return v_tp1
+
+    def explain_difference(self, batch: LearnerBatch) -> str:
+        """Why this learner's policy may differ from that of actors with the same weights.
+
+        A few columns of ``batch`` are evaluated twice, and one of them alone.
+        """
+        arrays = batch.arrays
+        part = read_batch(arrays, reward=arrays["reward"], discount=self._discount)
+        part = part.columns(0, min(PROBED_COLUMNS, part.valid_t.shape[1]))
+
+        def parameters(samples: Samples) -> Tensor:
+            with torch.no_grad():
+                return self.model.evaluate(
+                    samples.observation, samples.state, samples.start
+                ).parameters
+
+        whole = parameters(part)
+        if not torch.allclose(whole, parameters(part), rtol=1e-3, atol=1e-3):
+            return (
+                "the network's forward is random: torch.nn.functional.dropout is active unless it "
+                "gets training=self.training (torch.nn.Dropout does)"
+            )
+        norms = [
+            name
+            for name, module in self.model.network.named_modules()
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+        ]
+        alone = parameters(part.columns(0, 1))
+        if norms or not torch.allclose(whole[:, :1], alone, rtol=1e-3, atol=1e-3):
+            named = f" ({', '.join(norms)})" if norms else ""
+            return (
+                f"an output of the network depends on other rows of the batch: batch "
+                f"normalisation{named} uses the statistics of the batch"
+            )
+        return "the network's act computes another policy than its forward"
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Copies of weights with normalisers, optimiser and generator."""
@@ -373,6 +417,7 @@ def batch_statistics(
     """
     return {
         "kl": approximate_kl(log_ratio, valid_t),
+        "log_ratio_max": masked_largest(log_ratio, valid_t),
         "ess_ratio": effective_sample_ratio(log_ratio, valid_t),
         "explained_variance": explained_variance(v_t, target_t, valid_t),
     }

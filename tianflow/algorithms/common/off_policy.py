@@ -21,6 +21,7 @@ from tianflow.config.model import Config
 from tianflow.config.off_policy import OffPolicySettings
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.ops.returns import NStep, n_step
+from tianflow.ops.transforms import indexed
 
 Settings = TypeVar("Settings", bound=OffPolicySettings)
 
@@ -62,7 +63,7 @@ def read_transitions(
         observation=observe({name: leaf[0] for name, leaf in stored.items()}),
         action=arrays["action"][0],
         step=step,
-        after=observe({name: leaf[end, column] for name, leaf in stored.items()}),
+        after=observe({name: indexed(leaf, end, column) for name, leaf in stored.items()}),
         mask_after=None if mask is None else mask[end, column],
         learned=arrays["valid"][0],
         weight=arrays["weight"],

@@ -23,10 +23,12 @@ from prometheus_client.registry import Collector
 
 from tianflow import __version__
 from tianflow.core.statistics import Histogram, RunStatistics
+from tianflow.logs import logger
 from tianflow.observability.prometheus.families import FAMILIES
 from tianflow.observability.prometheus.family import Family
 from tianflow.observability.prometheus.steady import MonotonicTimes
 
+log = logger("metrics")
 PREFIX = "tianflow_"
 Encoder = Callable[[CollectorRegistry], bytes]
 Metric = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
@@ -90,16 +92,27 @@ class RunCollector(Collector):
     ) -> None:
         self._runs, self._requests, self._families = runs, requests, families
         self._times = MonotonicTimes()
+        self._failures: dict[str, str] = {}
 
     def describe(self) -> list[Metric]:
         """Empty: the registry need not scrape a run only to learn names."""
         return []
 
     def collect(self) -> Iterator[Metric | InfoMetricFamily]:
-        """All families, from one snapshot of every run."""
+        """All families, from one snapshot of every run. A family that cannot be read is missing,
+        and is logged; the others are complete.
+        """
         runs = self._times.correct(tuple(self._runs()))
         for family in self._families:
-            yield _metric(family, runs)
+            try:
+                metric = _metric(family, runs)
+            except Exception as error:  # a boundary: one family must not cost the scrape
+                failure = f"{type(error).__name__}: {error}"
+                if self._failures.get(family.name) != failure:
+                    log.exception("a metric cannot be read", metric=family.name, error=failure)
+                self._failures[family.name] = failure
+                continue
+            yield metric
         yield from own_families(self._requests)
 
 

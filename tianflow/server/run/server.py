@@ -22,12 +22,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl
+from tianflow.logs import logger, report_death
 from tianflow.observability.rates import RunRates
 from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.server.common.auth import Guard, Tokens
 from tianflow.server.common.connections import ConnectionLimiter
 from tianflow.server.common.event_feed import Feed
 from tianflow.server.run.app import ServedRun, make_app
+
+log = logger("server")
 
 GRACE_S = 1.0
 """Seconds that open requests get at the end."""
@@ -73,8 +76,8 @@ async def serve(
         async with (
             serving_requests(runner, listener, limit=connection_limit(http)),
             _control_file(run, server, tokens, directory),
-            running(rates.run),
-            running(feed.run),
+            running(rates.run, "the server no longer measures rates"),
+            running(feed.run, "the server no longer sends events"),
         ):
             yield server
     finally:
@@ -143,7 +146,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
     return web.AppRunner(
         app,
         access_log=None,
-        logger=_logger(),
+        logger=_aiohttp_logger(),
         handle_signals=False,
         shutdown_timeout=GRACE_S,
         keepalive_timeout=IDLE_S,
@@ -151,13 +154,13 @@ def make_runner(app: web.Application) -> web.AppRunner:
     )
 
 
-def _logger() -> logging.Logger:
+def _aiohttp_logger() -> logging.Logger:
     """aiohttp's logger, without tracebacks of malformed requests, so that clients cannot fill the
     disk.
     """
-    logger = logging.getLogger("aiohttp.server")
-    logger.addFilter(_is_server_error)  # the logger adds the same filter only once
-    return logger
+    found = logging.getLogger("aiohttp.server")
+    found.addFilter(_is_server_error)  # the logger adds the same filter only once
+    return found
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
@@ -222,14 +225,22 @@ async def _control_file(
 @asynccontextmanager
 async def running(
     component: Callable[[Callable[[], None]], Coroutine[None, None, None]],
+    death: str,
+    *,
+    required: bool = False,
 ) -> AsyncIterator[None]:
-    """Run ``component`` while the context is open."""
+    """Run ``component`` while the context is open.
+
+    If it fails, ``death`` is logged at once. The context continues to its own end; there the
+    exception is raised if the component is ``required``.
+    """
     task = asyncio.create_task(component(lambda: None))
+    report_death(task, log, death)
     try:
         await asyncio.sleep(0)  # the first step; cancelled before it, it would not clean up
         yield
     finally:
         task.cancel()
         await asyncio.wait([task])
-        if not task.cancelled():
+        if required and not task.cancelled():
             task.result()

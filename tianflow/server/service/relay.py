@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from tianflow.logs import logger, report_death
 from tianflow.rundir.control_file import ControlFile
 from tianflow.server.common.event_buffer import EventBuffer
 from tianflow.server.service import run_client
 from tianflow.server.service.run_client import NoAnswerError, RunClient
+
+log = logger("service")
 
 END = b"\n\n"
 LONGEST = 8 * 2**20
@@ -43,6 +46,7 @@ class Relay(EventBuffer):
         does not answer.
         """
         self.task = asyncio.create_task(self._run(), name=f"relay {contact.run}")
+        report_death(self.task, log, "events of a run are no longer relayed", run=contact.run)
 
     async def _run(self) -> None:
         try:

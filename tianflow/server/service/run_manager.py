@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from tianflow.errors import StateConflictError
-from tianflow.logs import logger
+from tianflow.logs import logger, report_death
 from tianflow.rundir.control_file import ControlFile
 from tianflow.server.service.run_client import NoAnswerError, RunClient
 from tianflow.server.service.run_process import (
@@ -353,6 +353,7 @@ class RunManager:
         if self.stopping.is_set() or managed.stop_source:
             _end(process)
         looking = asyncio.create_task(self._watch(managed, process))
+        report_death(looking, log, "a run is no longer observed", run=managed.record.id)
         try:
             return await process.ended()
         finally:

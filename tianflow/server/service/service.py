@@ -143,7 +143,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
                     async with (
                         serving_requests(runner, listener, limit=connection_limit(settings.http)),
                         _control_file(server, tokens, files),
-                        running(manager.run),
+                        running(manager.run, "the service no longer starts runs", required=True),
                     ):
                         yield Service(server, tokens, manager)
                 finally:

@@ -11,6 +11,7 @@ const VERDICTS = {
   balanced: "Neither actors nor learner wait",
   stalled: "Stalled",
   starting: "Not enough data yet",
+  unknown: "The diagnosis failed",
   paused: "Paused",
   draining: "Draining: no new trajectories",
   stopping: "Stopping",
