@@ -157,7 +157,7 @@ async def crowd(server: Open) -> tuple[Counter[int], set[bool], int, int]:
     Retry-After, bytes, events read.
     """
     statuses: Counter[int] = Counter()
-    told: set[bool] = set()
+    with_retry: set[bool] = set()
     events = 0
 
     async def read(session: aiohttp.ClientSession) -> None:
@@ -167,7 +167,7 @@ async def crowd(server: Open) -> tuple[Counter[int], set[bool], int, int]:
         ) as answer:
             statuses[answer.status] += 1
             if answer.status != 200:
-                told.add("Retry-After" in answer.headers)
+                with_retry.add("Retry-After" in answer.headers)
                 return
             async for line in answer.content:
                 events += line.startswith(b"event:")
