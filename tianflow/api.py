@@ -397,7 +397,7 @@ def _revision(config: Config, checkpoint: Checkpoint, directory: Path) -> int:
 
 def _require_same_name(config: Config, checkpoint: Checkpoint, runs_dir: Path) -> None:
     """Refuse another name for a run that continues in its own directory. A directory that was
-    renamed keeps the name of its settings.
+    renamed still has the name in its settings.
     """
     name, run = config.run.name, checkpoint.path.parent.parent.name
     saved = checkpoint.manifest["config"]

@@ -74,7 +74,7 @@ class PacedImpalaSettings(ImpalaSettings):
     """
 
     name: Literal["benchmarks.lib.paced:PacedImpala"] = (
-        "benchmarks.lib.paced:PacedImpala"  # a plug-in has a name of its own
+        "benchmarks.lib.paced:PacedImpala"
     )
     update_seconds: PositiveFloat = 0.04
     varies: bool = False

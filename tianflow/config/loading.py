@@ -156,7 +156,7 @@ def write_config(
 
 def read_revision(path: Path) -> int:
     """The revision of a file that `write_config` wrote; 0 without one. A file that was edited since
-    keeps its revision.
+    still has its revision.
     """
     try:
         with path.open("rb") as file:

@@ -95,7 +95,7 @@ def _record(line: bytes) -> Mapping[str, Any] | None:
 
 
 class AuditLog:
-    """The audit of a run and its settings on disk, which tell one story.
+    """The audit log of a run and its settings on disk, which always agree.
 
     ``executor`` appends every change and action to a file. A change is written together with the
     settings that it makes: neither counts without the other. What the disk refuses stays pending,
