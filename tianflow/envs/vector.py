@@ -123,6 +123,7 @@ class VectorEnvironment:
         vector: the environments.
         env_id: their id.
         frames_per_step: frames of one step.
+        clips_rewards: see above.
         context: in which the environment's code runs; None: a copy of the current one. NumPy stores
             its error state there, so an environment has one of its own, and `numpy.seterr` in it
             reaches no other code.
