@@ -116,7 +116,7 @@ def test_only_large_arrays_have_frames_of_their_own_and_those_are_not_copied() -
 @pytest.mark.parametrize(
     "body",
     [object(), {1, 2}, np.array(["x"]), np.zeros(2, complex), np.array([None]), 1j],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_not_plain_data_cannot_be_sent(body: Any) -> None:
     with pytest.raises(TypeError, match="cannot be sent"):
