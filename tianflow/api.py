@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -312,17 +312,24 @@ class Prepared:
     settings_stored: bool = True
 
 
-def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepared:
+def prepare(
+    config: Config,
+    resume: str | Path | None,
+    runs_dir: Path,
+    *,
+    report: Callable[[str], None] = validation.log.warning,
+) -> Prepared:
     """Do everything that reads files, imports what the config names, or makes an environment. It
-    blocks, so it must not run on a loop.
+    blocks, so it must not run on a loop. ``report`` is called while an environment takes long.
     """
+    runs_dir = runs_dir.absolute()  # a user's code may change the working directory later
     checkpoint = None if resume is None else _resumed(config, str(resume), runs_dir)
     _require_device(config.learner.device)
     require_sinks(config)
     if checkpoint is not None:
         checkpoint.require_resumable()
         _require_same_name(config, checkpoint, runs_dir)
-    spec = validation.require_valid(config).spec
+    spec = validation.require_valid(config, report=report).spec
     assert spec is not None
     if checkpoint is not None and (problems := check_resume(config, spec, checkpoint.manifest)):
         raise ConfigError(problems)

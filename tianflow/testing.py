@@ -44,10 +44,10 @@ from tianflow.core.payloads import (
     Version,
     credits_ceiling,
 )
+from tianflow.core.process_table import processes
 from tianflow.core.statistics import LedgerSnapshot
 from tianflow.errors import RunError
 from tianflow.interfaces import Controller, Launcher
-from tianflow.launchers.fork_server import processes
 from tianflow.ledger.ledger import Ledger
 from tianflow.planning import placement
 from tianflow.planning.layouts import trajectory_layout

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.lib.harness import BenchmarkError
 from benchmarks.lib.machine import ROOT, clean_environment
-from tianflow.launchers.fork_server import carries, processes
+from tianflow.core.process_table import carries, processes
 from tianflow.rundir.control_file import ControlFile
 
 T = TypeVar("T")

@@ -73,9 +73,7 @@ class PacedImpalaSettings(ImpalaSettings):
     it ``varies``.
     """
 
-    name: Literal["benchmarks.lib.paced:PacedImpala"] = (
-        "benchmarks.lib.paced:PacedImpala"
-    )
+    name: Literal["benchmarks.lib.paced:PacedImpala"] = "benchmarks.lib.paced:PacedImpala"
     update_seconds: PositiveFloat = 0.04
     varies: bool = False
 

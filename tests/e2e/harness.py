@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tianflow.launchers.fork_server import carries, processes
+from tianflow.core.process_table import carries, processes
 from tianflow.rundir.control_file import NAME, ControlFile
 
 T = TypeVar("T")

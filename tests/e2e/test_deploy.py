@@ -21,7 +21,7 @@ import pytest
 
 from tests.documents.test_deploy import STARTED, health_check, unit
 from tests.e2e.harness import PATIENCE_S, ROOT, SMALL, assignment, until
-from tianflow.launchers.fork_server import carries, processes
+from tianflow.core.process_table import carries, processes
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

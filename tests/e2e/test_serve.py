@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.e2e.harness import ROOT, SMALL, START_S, assignment, until
-from tianflow.launchers.fork_server import carries, processes
+from tianflow.core.process_table import carries, processes
 from tianflow.rundir.control_file import SERVICE, ControlFile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(720)]

@@ -23,7 +23,7 @@ import pytest
 
 from tests.documents.test_deploy import UNIT
 from tests.e2e.harness import ROOT, SMALL, START_S, assignment, until
-from tianflow.launchers.fork_server import processes
+from tianflow.core.process_table import processes
 
 RUNS = "/var/lib/tianflow/runs"
 REBOOTS = 133

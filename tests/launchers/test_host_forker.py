@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
+from tianflow.core.process_table import carries, processes
 from tianflow.errors import RunError
 from tianflow.launchers import host_forker as forker_module
-from tianflow.launchers.fork_server import carries, processes
 from tianflow.launchers.host_forker import ForkedHost, HostForker
 
 ECHO, END, SLEEP, LOOK, FAMILY = (

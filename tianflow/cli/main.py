@@ -220,7 +220,7 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
 
         settings = _load(config, overrides)
         require_sinks(settings)
-        validation = require_valid(settings)
+        validation = require_valid(settings, report=print_error)
     spec = validation.spec
     if spec is not None:
         leaves = ", ".join(

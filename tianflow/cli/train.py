@@ -41,7 +41,9 @@ def run(
     console = LastingConsole(stderr=json_line)  # the result line has standard output to itself
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
     # Outside the event loop: inside, an interrupt would wait for an environment that hangs.
-    prepared = prepare(config, resume, runs_dir)
+    prepared = prepare(
+        config, resume, runs_dir, report=lambda text: console.print(text, highlight=False)
+    )
     signals = _Signals(lambda text: console.print(text, highlight=False), until_eof=until_eof)
     summary: dict[str, Any] = {}
     failure: RunError | None = None

@@ -27,10 +27,11 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, NoReturn, cast
+from typing import NoReturn, cast
+
+from tianflow.core.process_table import ProcessEntry, carries, processes
 
 MAX_DESCRIPTORS = 253
 """Linux passes no more with one message."""
@@ -56,38 +57,6 @@ def prctl(option: int, argument: int | bytes) -> None:
         != 0
     ):
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
-
-
-class ProcessEntry(NamedTuple):
-    """One line of the process table."""
-
-    pid: int
-    state: str
-    parent: int
-    group: int
-    session: int
-
-
-def processes() -> Iterator[ProcessEntry]:
-    """Every process that /proc shows, zombies included."""
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names are wanted, thousands of Paths are not
-        if name.isdecimal():
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                # The command may hold spaces and parentheses; what follows its last one may not.
-                fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
-                yield ProcessEntry(
-                    int(name), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3])
-                )
-
-
-def carries(pid: int, variable: str, value: str) -> bool:
-    """True if the environment with which ``pid`` was started holds ``variable=value``."""
-    try:
-        return f"{variable}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
-            b"\0"
-        )
-    except OSError:
-        return False
 
 
 @dataclass(slots=True)

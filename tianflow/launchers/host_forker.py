@@ -14,7 +14,6 @@ import secrets
 import signal
 import socket
 import sys
-import time
 from asyncio.subprocess import DEVNULL, Process
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from tianflow.core.process_table import kill_marked
 from tianflow.core.resource_limits import refusal
 from tianflow.errors import RunError
-from tianflow.launchers.fork_server import MAX_DESCRIPTORS, MESSAGE_BYTES, carries, processes
+from tianflow.launchers.fork_server import MAX_DESCRIPTORS, MESSAGE_BYTES
 from tianflow.logs import logger
 
 _BOOT = (
@@ -66,7 +66,6 @@ _SPAWN_ATTEMPTS = 3
 _DESCRIPTORS_TO_START = 16
 """More than a loop opens to start a process: two ends, standard streams, and pipes for its status.
 """
-_ORPHANS_POLL_S = 0.005
 
 _log = logger("launcher")
 
@@ -405,7 +404,8 @@ class HostForker:
                 status=server.process.returncode,
             )
             left = await asyncio.to_thread(
-                _kill_orphans,
+                kill_marked,
+                "TIANFLOW_FORKER",
                 server.token,
                 {child.pid for child in children.values()},
                 self._end_timeout_s,
@@ -439,39 +439,3 @@ def _in_memory(payload: bytes) -> int:
         with mmap.mmap(memory, len(payload)) as view:
             view[:] = payload
     return memory
-
-
-def _kill_orphans(token: str, groups: set[int], timeout_s: float) -> set[int]:
-    """Kill processes that carry ``token`` or belong to one of ``groups`` until none is left. The
-    processes that are left after ``timeout_s``.
-
-    Blocks. For orphans of a fork server that died: they have other parents now, which do not report
-    their end.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        left = {
-            entry.pid
-            for entry in processes()
-            if entry.group in groups or carries(entry.pid, "TIANFLOW_FORKER", token)
-        }
-        left = {pid for pid in left if not _is_dead(pid)}
-        if not left or time.monotonic() > deadline:
-            return left
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_ORPHANS_POLL_S)
-
-
-def _is_dead(pid: int) -> bool:
-    """True for a zombie without threads, and for a number without a process. Reaps a process that
-    this one has adopted, as the first process of a container does.
-    """
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-        return state in {b"Z", b"X"} and len(list(Path(f"/proc/{pid}/task").iterdir())) == 1
-    except OSError:
-        return True

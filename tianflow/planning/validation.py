@@ -5,12 +5,17 @@ It does not import PyTorch; a user's own network or algorithm may import it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tianflow.config import rules as config_rules
 from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
+from tianflow.logs import logger
+from tianflow.planning import probe
+
+log = logger("validation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +27,24 @@ class Validation:
     spec: EnvironmentSpec | None
 
 
-def validate(config: Config) -> Validation:
-    """Check everything that ``config`` names, in this process. The environment is made once and
-    closed again.
+def validate(config: Config, *, report: Callable[[str], None] = log.warning) -> Validation:
+    """Check everything that ``config`` names. The environment is made once and closed again.
+
+    A user's own code runs in a child process, see `tianflow.planning.probe`; ``report`` is called
+    while that takes long.
     """
+    if not probe.needs_child(config):
+        return validate_here(config)
+    try:
+        answer = probe.probe(config, report=report)
+    except ConfigError as error:
+        return Validation(tuple(error.problems), (), None)
+    problems = tuple(Problem(*fields) for fields in answer.problems)
+    return Validation(problems, tuple(config_rules.advice(config)), answer.spec)
+
+
+def validate_here(config: Config) -> Validation:
+    """As `validate`, in this process, whatever the config names."""
     problems = config_rules.check(config)
     spec = None
     if not problems:
@@ -38,9 +57,9 @@ def validate(config: Config) -> Validation:
     return Validation(tuple(problems), tuple(advice), spec)
 
 
-def require_valid(config: Config) -> Validation:
+def require_valid(config: Config, *, report: Callable[[str], None] = log.warning) -> Validation:
     """As `validate`. Raises `ConfigError` with all problems that it found."""
-    validation = validate(config)
+    validation = validate(config, report=report)
     if validation.problems:
         raise ConfigError(validation.problems)
     return validation
