@@ -48,6 +48,12 @@ def _a_blocked_loop_fails(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _validation_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments of tests are made in the process of the test: a child takes a second."""
+    monkeypatch.setattr("tianflow.planning.probe.needs_child", lambda _: False)
+
+
+@pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     """Commands set logging up for their process, which here is that of all tests."""
     root = logging.getLogger("tianflow")

@@ -63,7 +63,7 @@ ANSWERS = Codec("answer")
 ANSWERS.register(Answer)
 
 
-def needs_child(config: Config) -> bool:
+def runs_user_code(config: Config) -> bool:
     """True if validating ``config`` runs code that is neither tianflow's nor Gymnasium's."""
     if (
         config.env.wrappers
@@ -80,6 +80,10 @@ def needs_child(config: Config) -> bool:
     spec = gymnasium.registry.get(config.env.id)
     entries = () if spec is None else (spec.entry_point, spec.vector_entry_point)
     return any(entry is not None and not str(entry).startswith(SHIPPED) for entry in entries)
+
+
+needs_child = runs_user_code
+"""Which configs are validated in a child. Tests that make many environments replace it."""
 
 
 def probe(config: Config, *, report: Callable[[str], None]) -> Answer:
