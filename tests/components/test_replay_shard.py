@@ -44,7 +44,7 @@ from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
 from tianflow.planning.memory import DRAW_SLOTS
 from tianflow.replay.rate_limiter import Limiter
-from tianflow.replay.selection import Prioritised, Uniform
+from tianflow.replay.selection import PrioritisedSelector, Uniform
 from tianflow.replay.settings import ShardSettings
 from tianflow.replay.shard import Shard
 from tianflow.replay.sharding import importance_weights
@@ -77,7 +77,7 @@ def make_shard(
     )
     return Shard(
         settings=settings,
-        selector=Uniform if alpha is None else lambda size: Prioritised(size, alpha=alpha),
+        selector=Uniform if alpha is None else lambda size: PrioritisedSelector(size, alpha=alpha),
     )
 
 
@@ -353,7 +353,7 @@ async def test_priorities_and_the_next_draw_share_one_turn_of_the_thread_and_eac
         place.end.ask(request)
     async with asyncio.timeout(5.0):
         await answered.wait()
-    assert ["Prioritised", "Drawn", "Stored", "Dropped"] == [answer[0] for answer in said]
+    assert ["PrioritisedSelector", "Drawn", "Stored", "Dropped"] == [answer[0] for answer in said]
     assert [[back, draw], [store], [DropItems("")]] == turns
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

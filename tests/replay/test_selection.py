@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import cases
-from tianflow.replay.selection import Fifo, Lifo, Prioritised, Selector, Uniform
+from tianflow.replay.selection import Fifo, Lifo, PrioritisedSelector, Selector, Uniform
 from tianflow.replay.sum_tree import FEW, SumTree
 
 CASES = cases("replay")
@@ -20,7 +20,7 @@ KINDS: dict[str, Callable[[int], Selector]] = {
     "fifo": Fifo,
     "lifo": Lifo,
     "uniform": Uniform,
-    "prioritised": lambda capacity: Prioritised(capacity, alpha=0.6),
+    "prioritised": lambda capacity: PrioritisedSelector(capacity, alpha=0.6),
 }
 every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
@@ -101,7 +101,7 @@ def test_after_a_million_updates_the_root_is_still_the_sum_of_the_leaves(
 @pytest.mark.parametrize("name", ["per_alpha0.6_beta0.4", "per_alpha1.0_beta1.0"])
 def test_probabilities_are_the_handed_ones(name: str) -> None:
     inputs, expected = CASES[name]["inputs"], CASES[name]["expected"]
-    selector = filled(Prioritised(4, alpha=inputs["alpha"]), inputs["priorities"])
+    selector = filled(PrioritisedSelector(4, alpha=inputs["alpha"]), inputs["priorities"])
     assert expected["tree_total"] == pytest.approx(selector.mass, abs=1e-9)
     assert expected["tree_leaves"] == pytest.approx(
         selector.snapshot()["leaves"].tolist(), abs=1e-9
@@ -113,13 +113,13 @@ def test_a_priority_of_zero_has_no_mass_for_any_alpha() -> None:
     case = CASES["per_zero_priorities"]
     priorities, expected = case["inputs"]["priorities"], case["expected"]
     assert expected["probabilities"] == probabilities(
-        filled(Prioritised(4, alpha=1.0), priorities), 4
+        filled(PrioritisedSelector(4, alpha=1.0), priorities), 4
     )
     assert expected["alpha0_probabilities"] == probabilities(
-        filled(Prioritised(4, alpha=0.0), priorities), 4
+        filled(PrioritisedSelector(4, alpha=0.0), priorities), 4
     )
     assert expected["all_zero_probabilities"] == probabilities(
-        filled(Prioritised(4, alpha=1.0), [0.0] * 4), 4
+        filled(PrioritisedSelector(4, alpha=1.0), [0.0] * 4), 4
     )
 
 
@@ -138,13 +138,13 @@ def test_an_invalid_priority_is_refused_and_nothing_changes(
 
 
 def test_a_power_beyond_float64_is_refused() -> None:
-    selector = Prioritised(2, alpha=3.0)
+    selector = PrioritisedSelector(2, alpha=3.0)
     with pytest.raises(ValueError, match="exceeds the range of float64"):
         selector.insert(np.array([0]), np.array([1e200]))
     assert 0 == len(selector)
     for alpha in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match="alpha"):
-            Prioritised(2, alpha=alpha)
+            PrioritisedSelector(2, alpha=alpha)
 
 
 @every_kind
@@ -199,7 +199,7 @@ def test_a_selector_holds_the_inserted_items_that_were_not_removed(
                 assert order_of(kind, present, n) == drawn.tolist()
 
 
-class _Slipped(Prioritised):
+class _Slipped(PrioritisedSelector):
     """Wrong on purpose: 2 % of draws use the probability of the neighbour."""
 
     def draw(self, n: int, generator: np.random.Generator) -> Any:
@@ -228,7 +228,9 @@ def test_the_handed_recipe_of_chi_square_is_passed_and_fails_a_wrong_selector(se
         case["inputs"]["draws"],
         case["expected"]["chi2_limit_df3_p0_001"],
     )
-    right, deviation = chi_square(filled(Prioritised(4, alpha=1.0), leaves), leaves, draws, seed)
+    right, deviation = chi_square(
+        filled(PrioritisedSelector(4, alpha=1.0), leaves), leaves, draws, seed
+    )
     wrong, _ = chi_square(filled(_Slipped(4, alpha=1.0), leaves), leaves, draws, seed)
     assert right < limit < wrong
     assert deviation < 5.0

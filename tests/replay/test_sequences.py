@@ -17,7 +17,7 @@ from tianflow.core.payloads import LeafSpec
 from tianflow.replay import (
     ActorError,
     Fragment,
-    Prioritised,
+    PrioritisedSelector,
     SequenceError,
     Shard,
     ShardSettings,
@@ -119,7 +119,7 @@ def priorities(
         period=period,
     )
     shard = Shard(
-        settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=initial
+        settings=s, selector=lambda n: PrioritisedSelector(n, alpha=1.0), initial_priority=initial
     )
     for fragment in fragments:
         shard.insert(fragment)
@@ -220,7 +220,7 @@ def test_a_sequence_that_ends_within_its_burn_in_is_never_drawn() -> None:
         period=4,
     )
     shard = Shard(
-        settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=initial
+        settings=s, selector=lambda n: PrioritisedSelector(n, alpha=1.0), initial_priority=initial
     )
     shard.insert(steps(6, end="terminated"))
     out = shard.make_batch(100)
@@ -241,7 +241,9 @@ def test_a_given_priority_overrides_the_computed_one() -> None:
         observation=(LeafSpec("", (), "float32"),), action=((), "int64"), capacity=50, length=1
     )
     shard = Shard(
-        settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=ActorError(GAMMA)
+        settings=s,
+        selector=lambda n: PrioritisedSelector(n, alpha=1.0),
+        initial_priority=ActorError(GAMMA),
     )
     shard.insert(replace(steps(3), number=0), priority=2.5)
     assert 7.5 == shard.mass

@@ -22,7 +22,7 @@ from tianflow.replay import (
     Fifo,
     Fragment,
     Lifo,
-    Prioritised,
+    PrioritisedSelector,
     Shard,
     ShardSettings,
     StepStream,
@@ -404,7 +404,9 @@ def test_an_item_that_is_complete_later_is_as_old_as_its_oldest_step() -> None:
     assert 1 == len(shard)
 
 
-@pytest.mark.parametrize("selector", [Fifo, Lifo, Uniform, lambda n: Prioritised(n, alpha=1.0)])
+@pytest.mark.parametrize(
+    "selector", [Fifo, Lifo, Uniform, lambda n: PrioritisedSelector(n, alpha=1.0)]
+)
 def test_no_item_is_drawn_more_often_than_max_samples(selector: Callable[[int], Any]) -> None:
     shard = Shard(settings=replace(LINE, max_samples=3), selector=selector)
     shard.insert(line(0, 10))
@@ -444,7 +446,9 @@ def test_draws_with_max_samples_have_the_distribution_of_sequential_draws() -> N
     counts = dict.fromkeys(((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)), 0)
     generator, numbers = np.random.default_rng(3), np.arange(3)
     for _ in range(3000):
-        items = Items(3, selector=lambda n: Prioritised(n, alpha=1.0), state={}, max_samples=1)
+        items = Items(
+            3, selector=lambda n: PrioritisedSelector(n, alpha=1.0), state={}, max_samples=1
+        )
         items.complete(items.begin(numbers), np.ones(3, np.int64), np.zeros(3, np.int64), p)
         drawn, _, _ = items.draw(2, generator)
         counts[tuple(drawn.tolist())] += 1  # type: ignore[index]
@@ -456,7 +460,8 @@ def test_draws_with_max_samples_have_the_distribution_of_sequential_draws() -> N
 
 def prioritised(capacity: int = 5, alpha: float = 1.0) -> Shard:
     return Shard(
-        settings=replace(LINE, capacity=capacity), selector=lambda n: Prioritised(n, alpha=alpha)
+        settings=replace(LINE, capacity=capacity),
+        selector=lambda n: PrioritisedSelector(n, alpha=alpha),
     )
 
 
@@ -625,7 +630,7 @@ def test_the_initial_priority_is_the_actors_own_error() -> None:
     s = replace(LINE, length=inputs["n"])
     shard = Shard(
         settings=s,
-        selector=lambda n: Prioritised(n, alpha=1.0),
+        selector=lambda n: PrioritisedSelector(n, alpha=1.0),
         initial_priority=ActorError(inputs["gamma"]),
     )
     rewards = np.array([*inputs["rewards"], 0.0], np.float32)[:, None]
@@ -645,7 +650,9 @@ def copied(arrays: dict[str, Array]) -> dict[str, Array]:
     return {name: array.copy() for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("selector", [Fifo, Lifo, Uniform, lambda n: Prioritised(n, alpha=0.7)])
+@pytest.mark.parametrize(
+    "selector", [Fifo, Lifo, Uniform, lambda n: PrioritisedSelector(n, alpha=0.7)]
+)
 @pytest.mark.parametrize("max_samples", [None, 40])
 def test_a_restored_shard_draws_and_continues_as_the_saved_one(
     selector: Callable[[int], Any], max_samples: int | None

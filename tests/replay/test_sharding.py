@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from tests.support.paths import cases
 from tianflow.core.payloads import LeafSpec
-from tianflow.replay import Fragment, Prioritised, Selector, Shard, ShardSettings, StepStream
+from tianflow.replay import (
+    Fragment,
+    PrioritisedSelector,
+    Selector,
+    Shard,
+    ShardSettings,
+    StepStream,
+)
 from tianflow.replay.sharding import importance_weights, shard_probabilities
 
 CASES = cases("replay")
@@ -25,7 +32,7 @@ SETTINGS = ShardSettings(
 )
 
 
-class _Halved(Prioritised):
+class _Halved(PrioritisedSelector):
     """Wrong on purpose: a tenth of all draws ignores the priorities."""
 
     def draw(self, n: int, generator: np.random.Generator) -> Any:
@@ -128,7 +135,7 @@ def at_stage(stage: str, selector: Callable[[int], Selector]) -> Filled:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_frequencies_are_those_of_priority_to_the_alpha(stage: str) -> None:
-    filled = at_stage(stage, lambda n: Prioritised(n, alpha=ALPHA))
+    filled = at_stage(stage, lambda n: PrioritisedSelector(n, alpha=ALPHA))
     assert {"filling": 20, "full": 60, "wrapped": 60}[stage] == len(filled.shard)
     for seed in (1, 2, 3):
         assert draws_against(filled, seed, 56_000) < 3.72
@@ -158,7 +165,9 @@ def two_shards() -> tuple[list[Shard], dict[str, Any], dict[str, Any]]:
     inputs, expected = (CASES["per_sharded_two_shards"][key] for key in ("inputs", "expected"))
     shards = []
     for index, priorities in enumerate(inputs["shard_priorities"]):
-        shard = Shard(settings=SETTINGS, selector=lambda n: Prioritised(n, alpha=inputs["alpha"]))
+        shard = Shard(
+            settings=SETTINGS, selector=lambda n: PrioritisedSelector(n, alpha=inputs["alpha"])
+        )
         shard.insert(_line(index, 10 * index, len(priorities)))
         shard.update_priorities(np.arange(len(priorities)), np.array(priorities))
         shards.append(shard)

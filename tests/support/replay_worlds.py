@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.core.payloads import LeafSpec
-from tianflow.replay import Drawn, Fragment, Shard, StepStream
+from tianflow.replay import DrawnItems, Fragment, Shard, StepStream
 
 Array = NDArray[Any]
 Mode = Literal["next_step", "same_step"]
@@ -196,7 +196,7 @@ class World:
         return after
 
 
-def everything(shard: Shard) -> tuple[Drawn, dict[str, Array]]:
+def everything(shard: Shard) -> tuple[DrawnItems, dict[str, Array]]:
     """All items of a first-in-first-out shard, once each."""
     out = shard.make_batch(len(shard))
     return shard.draw(len(shard), np.random.default_rng(0), out), out

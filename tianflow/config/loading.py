@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError, create_model
+from pydantic import ConfigDict, ValidationError, create_model
 
 from tianflow import plugins
 from tianflow.config import rules as config_rules
@@ -387,12 +387,20 @@ def _python_object(path: str, value: object) -> Problem:
     )
 
 
+class _MadeConfig(Config):
+    """Base of configs made at run time. They inherit their docstrings, and have no source file
+    that pydantic could read them from.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
 @cache
 def _model(algorithm: type[AlgorithmSettings]) -> type[Config]:
     """`Config` with ``algorithm`` as its algorithm section, so that one validation finds all
     problems.
     """
-    return create_model("Config", __base__=Config, algorithm=(algorithm, ...))
+    return create_model("Config", __base__=_MadeConfig, algorithm=(algorithm, ...))
 
 
 def _checked(tables: Table) -> Config:

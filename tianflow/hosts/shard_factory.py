@@ -17,7 +17,7 @@ from tianflow.envs.using import with_environment
 from tianflow.errors import CheckpointError, EnvironmentFailedError
 from tianflow.logs import logger
 from tianflow.replay.observations import find_stacks
-from tianflow.replay.selection import Fifo, Lifo, Prioritised, Uniform
+from tianflow.replay.selection import Fifo, Lifo, PrioritisedSelector, Uniform
 from tianflow.replay.sequences import ActorError, InitialPriority, SequenceError
 from tianflow.replay.settings import ShardSettings
 from tianflow.replay.shard import Shard
@@ -121,7 +121,7 @@ def restored_shard(
 def _selector(config: Config) -> Callable[[int], Selector]:
     if config.replay.selector == "prioritised":
         alpha, _ = config.priority_exponents
-        return lambda capacity: Prioritised(capacity, alpha=alpha)
+        return lambda capacity: PrioritisedSelector(capacity, alpha=alpha)
     others: dict[str, Callable[[int], Selector]] = {"uniform": Uniform, "fifo": Fifo, "lifo": Lifo}
     return others[config.replay.selector]
 

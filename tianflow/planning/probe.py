@@ -41,7 +41,7 @@ PR_SET_PDEATHSIG = 1
 _BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); import tianflow.planning.probe as p; p.main(int(sys.argv[2]), int(sys.argv[3]))"  # noqa: E501 - one argument
 
 
-class Finding(NamedTuple):
+class FoundProblem(NamedTuple):
     """A `Problem` as plain data, its value as text."""
 
     path: str
@@ -56,7 +56,7 @@ class Answer:
     """What a probe found: a specification, or problems."""
 
     spec: EnvironmentSpec | None
-    problems: tuple[Finding, ...]
+    problems: tuple[FoundProblem, ...]
 
 
 ANSWERS = Codec("answer")
@@ -167,7 +167,7 @@ def main(orders: int, answers: int) -> None:
     tables: Any = msgpack.unpackb(os.read(orders, 1 << 30))
     found = validate_here(Config.model_validate(tables))
     problems = tuple(
-        Finding(
+        FoundProblem(
             problem.path,
             None if problem.value is None else str(problem.value),
             problem.message,

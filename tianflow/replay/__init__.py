@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tianflow.replay.fragments import Fragment, StepStream
 from tianflow.replay.observations import find_stacks
-from tianflow.replay.selection import Fifo, Lifo, Prioritised, Selector, Uniform
+from tianflow.replay.selection import Fifo, Lifo, PrioritisedSelector, Selector, Uniform
 from tianflow.replay.sequences import (
     ActorError,
     InitialPriority,
@@ -12,18 +12,18 @@ from tianflow.replay.sequences import (
     SequenceError,
     sequence_priority,
 )
-from tianflow.replay.settings import Drawn, Inserted, ShardSettings, ShardStatistics, Tally
+from tianflow.replay.settings import DrawnItems, Inserted, ShardSettings, ShardStatistics, Tally
 from tianflow.replay.shard import Shard
 
 __all__ = [
     "ActorError",
-    "Drawn",
+    "DrawnItems",
     "Fifo",
     "Fragment",
     "InitialPriority",
     "Inserted",
     "Lifo",
-    "Prioritised",
+    "PrioritisedSelector",
     "RunningMaximum",
     "Selector",
     "SequenceError",

@@ -139,7 +139,7 @@ class Uniform:
         self._place[members] = np.arange(self._count)
 
 
-class Prioritised:
+class PrioritisedSelector:
     """Item i with probability ``p_i^alpha / sum_j p_j^alpha``, independent draws (PER, arXiv
     1511.05952, eq. 1).
 

@@ -91,7 +91,7 @@ class Inserted:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnItems:
     """Result of a draw of n items. Probabilities are relative to this shard.
 
     ``mass`` and ``count`` are those of the shard just before the draw.

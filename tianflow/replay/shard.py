@@ -17,7 +17,7 @@ from tianflow.replay.fragments import Flow, Fragment, Placed, StepStream, comple
 from tianflow.replay.observations import Flags
 from tianflow.replay.selection import Selector, Uniform
 from tianflow.replay.sequences import InitialPriority, RunningMaximum
-from tianflow.replay.settings import Drawn, Inserted, ShardSettings, ShardStatistics
+from tianflow.replay.settings import DrawnItems, Inserted, ShardSettings, ShardStatistics
 from tianflow.replay.store import StepStore, with_prefix
 from tianflow.replay.sum_tree import Floats, Indices
 
@@ -124,7 +124,7 @@ class Shard:
             int(np.count_nonzero(flow_.valid)), after.inserted - before.inserted, removed
         )
 
-    def draw(self, n: int, generator: np.random.Generator, out: Mapping[str, Array]) -> Drawn:
+    def draw(self, n: int, generator: np.random.Generator, out: Mapping[str, Array]) -> DrawnItems:
         """Write n windows to ``out``: arrays of `make_batch`, or parts of them along the second
         axis.
 
@@ -144,7 +144,7 @@ class Shard:
         places, probability, used_up = self._items.draw(n, generator)
         self._store.read(places, out)
         self._store.release(used_up, "max_samples")
-        return Drawn(self._items.keys(places), probability, mass, count)
+        return DrawnItems(self._items.keys(places), probability, mass, count)
 
     def make_batch(self, n: int) -> dict[str, Array]:
         """Zero arrays for a draw of n.

@@ -65,7 +65,7 @@ class ConnectionLimiter:
         """Make the protocol of one connection. The limit is checked when the connection is made,
         because many may be accepted in one turn of the event loop.
         """
-        return Connection(self)
+        return LimitedConnection(self)
 
     def close(self) -> None:
         """Abort all connections, and later ones: a connection that was accepted just before may be
@@ -92,7 +92,7 @@ class ConnectionLimiter:
         return False
 
 
-class Connection(asyncio.Protocol):
+class LimitedConnection(asyncio.Protocol):
     """One connection, admitted or refused. An admitted one forwards everything to aiohttp; handlers
     can also wait for its end.
     """
@@ -192,7 +192,7 @@ def notify_on_disconnect(request: web.Request, callback: Callable[[], None]) -> 
         return
     connection = transport.get_protocol()
     on_lost = (
-        connection.on_lost if isinstance(connection, Connection) else set()
+        connection.on_lost if isinstance(connection, LimitedConnection) else set()
     )  # on another server, only a failed write shows a disconnect
     on_lost.add(callback)
     try:
@@ -208,7 +208,7 @@ def _encoded(error: ProblemError) -> bytes:
     headers = {
         "Content-Type": "application/problem+json; charset=utf-8",
         "Content-Length": str(len(response.body)),
-        "Connection": "close",
+        "LimitedConnection": "close",
         "Retry-After": str(RETRY_AFTER_S),
         **SAFE,
     }
