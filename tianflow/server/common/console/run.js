@@ -22,6 +22,9 @@ const RANGES = [
 ];
 const FACTS = ["elapsed", "steps", "updates", "steps/s", "return", "left"];
 
+/** States after which a server that cannot be reached has ended. */
+const LEADS_TO_END = ["stopping", "draining", ...ENDED];
+
 /** The page of the run `id`. `service`: whether the server also has ended runs. */
 export class RunView {
   constructor(id, { service, status }) {
@@ -140,6 +143,8 @@ export class RunView {
 
   acted(state) {
     this.run = { ...this.run, state: state ?? this.run.state };
+    // A poll that began before the action may still bring the state before it.
+    if (state) this.ending = LEADS_TO_END.includes(state);
     this.seen = {};
     this.paint();
     this.polling.now();
@@ -152,7 +157,7 @@ export class RunView {
       this.node.replaceChildren(h("section", { class: "card alone" }, h("h1", {}, "Run not found"), h("p", {}, error.message), h("p", {}, h("a", { href: "#/" }, "All runs"))));
     }
     const last = this.run?.state;
-    const over = error.status === 0 && (last === "stopping" || last === "draining" || ENDED.includes(last));
+    const over = error.status === 0 && (this.ending || LEADS_TO_END.includes(last));
     this.status.lost(over ? "The run and its server have ended." : error.message);
     if (over) {
       this.run = { ...this.run, state: "stopped" };
