@@ -29,7 +29,7 @@ from tianflow.observability.recorder import recorded
 from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import validation
 from tianflow.planning.layouts import draw_layout, trajectory_layout
-from tianflow.planning.resuming import check_resume
+from tianflow.planning.resuming import check_resume, saved_settings
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 from tianflow.rundir.lock import lock_directory
 from tianflow.rundir.summary import summary_of_used_up
@@ -215,7 +215,7 @@ def load_policy(
         raise CheckpointError(f"the manifest of {str(found.path)!r} has no settings")
     needed = {"algorithm", "network"} if described is not None else {"algorithm", "network", "env"}
     imports.require_trusted({name: tables.get(name) for name in needed}, trust)
-    config = Config.model_validate(tables)
+    config = Config.model_validate(saved_settings(found.manifest))
     if described is None:  # written before manifests described the environment
         spec = validation.require_environment(config)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from tianflow.components.rollout import Rollout
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.config.networks import PREVIOUS_ACTION, PREVIOUS_REWARD, state_spec
+from tianflow.config.spaces import from_json, to_json
 from tianflow.core.layout import make_layout, views
 from tianflow.core.payloads import EnvironmentSpec, LeafSpec
 from tianflow.envs import probe
 from tianflow.envs.make import environment_seed
-from tianflow.errors import CheckpointError, ConfigError, PoisonedTrajectoryError, RunError
+from tianflow.envs.spec import ObservationCodec
+from tianflow.errors import CheckpointError, ConfigError, PoisonedTrajectoryError
 from tianflow.hosts.shard_factory import make_shard
+from tianflow.planning.validation import require_fit
 from tianflow.policy import evaluate
 from tianflow.replay.fragments import Fragment, StepStream
 
@@ -281,8 +285,22 @@ def test_a_checkpoint_without_these_inputs_is_refused_with_them_and_resumed_with
     tmp_path: Path,
 ) -> None:
     run_of_r2d2(tmp_path, run={"name": "one"}, network={"previous_step": False})
-    with pytest.raises((CheckpointError, ConfigError, RunError)):
+    with pytest.raises(ConfigError, match=r"network\.previous_step = True: .* with False"):
         run_of_r2d2(tmp_path, run={"max_updates": 6}, network={"previous_step": True}, resume="one")
     again = {"max_updates": 6}
     resumed = run_of_r2d2(tmp_path, run=again, network={"previous_step": False}, resume="one")
     assert 6 == resumed.summary["updates"]
+
+
+def test_a_manifest_describes_the_added_leaves_and_refuses_others() -> None:
+    config = settings("r2d2", {"id": "CartPole-v1"})
+    spec = probe(config)
+    assert spec == from_json(to_json(spec))
+    codec = ObservationCodec.from_spec(from_json(to_json(spec)))
+    assert [""] == [leaf.name for leaf in codec.leaves]
+    for observation in (spec.observation[:2], (*spec.observation, LeafSpec("x", (), "float32"))):
+        with pytest.raises(CheckpointError, match="do not fit their sources"):
+            from_json(to_json(replace(spec, observation=observation)))
+    require_fit(config, spec)
+    with pytest.raises(ConfigError, match=r"network\.previous_step = False: .*accepted: true"):
+        require_fit(settings("r2d2", {"id": "CartPole-v1"}, previous_step=False), spec)

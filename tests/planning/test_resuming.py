@@ -11,9 +11,15 @@ import pytest
 
 from tests.support.settings import cartpole
 from tianflow.config import spaces
+from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec, LeafSpec
-from tianflow.planning.resuming import check_resume, read_environment
+from tianflow.planning.resuming import (
+    check_resume,
+    older_defaults,
+    read_environment,
+    saved_settings,
+)
 from tianflow.planning.validation import require_valid
 
 BEFORE = cartpole()
@@ -126,3 +132,48 @@ def test_every_problem_is_named_at_once() -> None:
     other = cartpole(network={"hidden": [8], "lstm": 4}, env={"id": "Acrobot-v1"})
     spec = replace(SPEC, observation=(LeafSpec("", (6,), "float32"),))
     assert ["network.hidden", "network.lstm", "env.id"] == paths(other, manifest(), spec)
+
+
+def r2d2(**network: Any) -> Config:
+    return load_config(
+        {
+            "env": {"id": "CartPole-v1"},
+            "algorithm": {"name": "r2d2"},
+            "network": {"lstm": 4, **network},
+        }
+    )
+
+
+def test_another_view_of_the_previous_step_is_refused_at_its_setting() -> None:
+    with_it, without = r2d2(), r2d2(previous_step=False)
+    for config, saved in ((with_it, without), (without, with_it)):
+        spec, before = require_valid(config).spec, require_valid(saved).spec
+        assert spec is not None
+        (problem,) = check_resume(config, spec, manifest(saved, before))
+        assert "network.previous_step" == problem.path
+        assert f"was written with {saved.previous_step}" in problem.message
+        assert [] == check_resume(config, spec, manifest(config, spec))
+        assert [] == check_resume(
+            r2d2(previous_step=config.previous_step), spec, manifest(config, spec)
+        )
+
+
+def test_a_checkpoint_of_an_older_version_saw_no_previous_step() -> None:
+    without = r2d2(previous_step=False)
+    spec = require_valid(without).spec
+    assert spec is not None
+    older = manifest(without, spec)
+    del older["config"]["network"]["previous_step"]
+    assert ["network.previous_step"] == paths(r2d2(), older, spec)
+    assert [] == paths(without, older, spec)
+    assert ["network.previous_step=false"] == older_defaults(older)
+    assert not Config.model_validate(saved_settings(older)).previous_step
+    assert not load_config(older["config"], older_defaults(older)).previous_step
+    newer = manifest(r2d2())
+    assert [] == older_defaults(newer)
+    assert Config.model_validate(saved_settings(newer)).previous_step
+
+
+@pytest.mark.parametrize("config", [3, "text", {}, {"network": 3}])
+def test_settings_that_are_no_tables_are_returned_unchanged(config: object) -> None:
+    assert config == saved_settings({"config": config})

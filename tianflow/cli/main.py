@@ -194,6 +194,7 @@ def _training_config(
             "is missing; name a config, or a run with --resume", param_hint="CONFIG"
         )
     from tianflow.config.loading import load_config, read_revision, settings_in_force
+    from tianflow.planning.resuming import older_defaults
     from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
     # A run continues with the newest settings in force, on disk or in its newest checkpoint: a full
@@ -205,7 +206,7 @@ def _training_config(
     if last is not None and read_revision(last) < manifest.get("revision", 0):
         print_error(f"note: {last} is older than the newest checkpoint; those settings are used")
         last = None
-    return load_config(last or manifest["config"], overrides)
+    return load_config(last or manifest["config"], [*older_defaults(manifest), *overrides])
 
 
 @app.command()

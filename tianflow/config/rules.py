@@ -334,7 +334,12 @@ def _check_schedule(config: Config) -> list[Problem]:
 
 def _check_replay(config: Config) -> list[Problem]:
     if config.algorithm.window is None:
-        if config.replay == ReplaySettings():
+        # Older versions wrote the exponents that are the defaults now.
+        older = {"alpha": 0.6, "beta": 0.4}
+        same = {
+            name: None for name, value in older.items() if getattr(config.replay, name) == value
+        }
+        if config.replay.model_copy(update=same) == ReplaySettings():
             return []
         message = f"{config.algorithm.name} uses each trajectory once and stores nothing in replay"
         return [

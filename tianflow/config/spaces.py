@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from tianflow.config.networks import previous_leaves
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import CheckpointError
 
@@ -57,11 +58,14 @@ def from_json(data: Any) -> EnvironmentSpec:
 
 def _check(spec: EnvironmentSpec) -> None:
     """Raise ValueError if no environment can have this specification."""
+    added = spec.observation[len(spec.source) :]
+    if len(spec.returned) != len(spec.source) or added not in ((), previous_leaves(spec.action)):
+        raise ValueError("the leaves of the observation do not fit their sources")
     arrays = [(leaf.name, leaf.shape, leaf.dtype) for leaf in spec.observation]
     arrays.append(("action", spec.action.shape, spec.action.dtype))
     arrays += [
         (leaf.name, leaf.shape, raw.dtype)
-        for leaf, raw in zip(spec.observation, spec.source, strict=True)
+        for leaf, raw in zip(spec.returned, spec.source, strict=True)
     ]
     for name, shape, dtype in arrays:
         if np.dtype(dtype).kind not in "biuf":
@@ -81,6 +85,6 @@ def _check(spec: EnvironmentSpec) -> None:
         expected, found = len(action.categories), {len(action.start)}
     if found != {expected} or expected < 1:
         raise ValueError("the bounds or categories of the action do not fit its shape")
-    for leaf, raw in zip(spec.observation, spec.source, strict=True):
+    for leaf, raw in zip(spec.returned, spec.source, strict=True):
         if len(raw.start) not in (0, math.prod(leaf.shape)):
             raise ValueError(f"the start of {leaf.name!r} does not fit its shape")

@@ -121,7 +121,14 @@ class EnvironmentSpec:
     clips_rewards: bool = False
     """True if rewards are clipped to -1..1 for learning. Returns of episodes are not clipped."""
     source: tuple[SourceLeaf, ...] = dataclasses.field(default=(), compare=False)
-    """Of each leaf of ``observation``; empty if it is not known."""
+    """Of each leaf of ``observation`` that the environment returns; empty if it is not known."""
+
+    @property
+    def returned(self) -> tuple[LeafSpec, ...]:
+        """Leaves that the environment returns, if `source` is known. Others are added after
+        them.
+        """
+        return self.observation[: len(self.source)]
 
 
 @dataclass(frozen=True, slots=True)

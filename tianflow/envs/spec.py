@@ -152,20 +152,20 @@ class ObservationCodec:
     def from_spec(cls, spec: EnvironmentSpec) -> ObservationCodec:
         """The codec of an environment that does not exist here. ``spec.source`` must be known."""
         self = cls.__new__(cls)
-        self.leaves, self.source = spec.observation, spec.source
+        self.leaves, self.source = spec.returned, spec.source
         starts = {
             leaf.name: np.array(source.start, np.int64).reshape(leaf.shape)
             if source.start
             else None
-            for leaf, source in zip(spec.observation, spec.source, strict=True)
+            for leaf, source in zip(spec.returned, spec.source, strict=True)
         }
         self.raw = {
             leaf.name: RawLeaf(source.dtype, starts[leaf.name])
-            for leaf, source in zip(spec.observation, spec.source, strict=True)
+            for leaf, source in zip(spec.returned, spec.source, strict=True)
         }
         self._steps = tuple(
             (leaf.name, _follower(source.keys), starts[leaf.name])
-            for leaf, source in zip(spec.observation, spec.source, strict=True)
+            for leaf, source in zip(spec.returned, spec.source, strict=True)
         )
         return self
 

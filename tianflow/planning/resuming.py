@@ -50,6 +50,11 @@ def check_resume(
         return []
     wanted = json.loads(config.model_dump_json())
     problems = list(_changed(saved, wanted))
+    if (saw := _saw_previous_step(saved, config)) != config.previous_step:
+        # The spaces differ, too, by the leaves of the previous step.
+        message = f"the checkpoint was written with {saw}, {CONSEQUENCE}"
+        path, value = "network.previous_step", config.network.previous_step
+        return [*problems, _problem(path, value, message, saw)]
     before = read_environment(manifest.get("environment"))
     if before is None:
         if (old := _at(saved, "env", "id")) not in (_MISSING, config.env.id):
@@ -76,6 +81,31 @@ def check_resume(
             _problem(path, value, f"the checkpoint has {difference}, {CONSEQUENCE}", old)
         )
     return problems
+
+
+def saved_settings(manifest: Mapping[str, Any]) -> Any:
+    """The settings of a checkpoint as a document to read with `Config`.
+
+    Versions before ``network.previous_step`` wrote no such key, and no network saw the previous
+    step.
+    """
+    saved = manifest["config"]
+    if not isinstance(saved, Mapping) or not isinstance(saved.get("network"), Mapping):
+        return saved
+    return {**saved, "network": {"previous_step": False, **saved["network"]}}
+
+
+def older_defaults(manifest: Mapping[str, Any]) -> list[str]:
+    """Overrides with which the settings of an older version mean what they meant there."""
+    written = _at(manifest, "config", "network", "previous_step")
+    return ["network.previous_step=false"] if written is _MISSING else []
+
+
+def _saw_previous_step(saved: Mapping[str, Any], config: Config) -> bool:
+    given = _at(saved, "network", "previous_step")
+    if given is _MISSING:
+        return False
+    return config.algorithm.previous_step if given is None else bool(given)
 
 
 def _changed(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tianflow.config import rules as config_rules
 from tianflow.config.model import Config
+from tianflow.config.networks import PREVIOUS_ACTION
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
@@ -77,6 +78,11 @@ def require_environment(config: Config) -> EnvironmentSpec:
 def require_fit(config: Config, spec: EnvironmentSpec) -> None:
     """Check ``config`` against a known environment, without making one. Raises `ConfigError`."""
     problems = _check_against(config, spec)
+    sees = any(leaf.name == PREVIOUS_ACTION for leaf in spec.observation)
+    if sees != config.previous_step:
+        message = f"the observations of {spec.id} were recorded with previous_step = {sees}"
+        given = config.network.previous_step
+        problems.append(Problem("network.previous_step", given, message, str(sees).lower()))
     if problems:
         raise ConfigError(problems)
 
