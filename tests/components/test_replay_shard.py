@@ -353,7 +353,7 @@ async def test_priorities_and_the_next_draw_share_one_turn_of_the_thread_and_eac
         place.end.ask(request)
     async with asyncio.timeout(5.0):
         await answered.wait()
-    assert ["PrioritisedSelector", "Drawn", "Stored", "Dropped"] == [answer[0] for answer in said]
+    assert ["Prioritised", "Drawn", "Stored", "Dropped"] == [answer[0] for answer in said]
     assert [[back, draw], [store], [DropItems("")]] == turns
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

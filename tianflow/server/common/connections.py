@@ -208,7 +208,7 @@ def _encoded(error: ProblemError) -> bytes:
     headers = {
         "Content-Type": "application/problem+json; charset=utf-8",
         "Content-Length": str(len(response.body)),
-        "LimitedConnection": "close",
+        "Connection": "close",
         "Retry-After": str(RETRY_AFTER_S),
         **SAFE,
     }
