@@ -162,8 +162,10 @@ def main(orders: int, answers: int) -> None:
     """Validate the config that lies in ``orders``, and write the answer to ``answers``."""
     with suppress(AttributeError, OSError):  # a system without it still kills by the mark
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    from tianflow.logs import configure
     from tianflow.planning.validation import validate_here
 
+    configure(level="WARNING")
     tables: Any = msgpack.unpackb(os.read(orders, 1 << 30))
     found = validate_here(Config.model_validate(tables))
     problems = tuple(
