@@ -219,10 +219,8 @@ def modules(part: str) -> list[Path]:
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [part for part in PARTS if part not in NOT_YET_CLEAN])
 def test_messages_docstrings_and_comments_are_plain(part: str) -> None:
-    if part in NOT_YET_CLEAN:
-        pytest.skip("still to be rewritten")
     found = {
         (str(path.relative_to(ROOT)), text): avoided
         for path in modules(part)
