@@ -297,7 +297,7 @@ def test_a_stopped_learner_paces_the_actors_and_readiness_says_why(tmp_path: Pat
         )
         # the learner is never continued, so its last updates are lost
         assert 1 == live.interrupt()
-        assert 1 == live.stderr.count("the run ends without its last things")
+        assert 0 < live.stderr.count("the end of the run skips a step")
 
 
 def test_a_drain_does_not_wait_for_a_stopped_learner(tmp_path: Path) -> None:
