@@ -241,7 +241,7 @@ async def test_every_panel_and_every_rule_answers_with_data(tmp_path: Path) -> N
             aiohttp.ClientSession(address) as session,
         ):
             await wait_for_scrapes(session)
-            world.child("b").end(RunOutcome("failed", "on purpose"))
+            world.process("b").end(RunOutcome("failed", "on purpose"))
             await wait_for_failure(session)
             empty = [
                 query
@@ -294,7 +294,7 @@ async def test_alerts_fire_when_they_should_and_clear_when_all_is_well_again(
             await wait_for_alerts(session, lambda firing: not firing)
             await world.submit("a")
             await until(up(world, "a"))
-            world.child("a").end(RunOutcome("failed", "on purpose"))
+            world.process("a").end(RunOutcome("failed", "on purpose"))
             await wait_for_alerts(session, {"TianflowRunFailed"}.__eq__)
             await wait_for_alerts(session, lambda firing: not firing)
             run.bound = -1
