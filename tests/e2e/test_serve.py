@@ -310,3 +310,12 @@ def test_a_config_that_names_what_it_may_not_is_refused_and_runs_nothing(tmp_pat
         assert told.stderr.startswith("env.id = 'os:system'")
         assert [] == served.get("/api/v1/runs")[1]["runs"]
         assert [] == served.descendants()
+
+
+def test_an_environment_that_does_not_exist_is_refused_at_submission(tmp_path: Path) -> None:
+    with service(tmp_path / "runs") as served:
+        told = served.tell("submit", "cartpole_ppo", "env.id=Nope-v1")
+        assert 2 == told.returncode
+        assert told.stderr.startswith("env.id = 'Nope-v1'")
+        assert [] == served.get("/api/v1/runs")[1]["runs"]
+        assert [] == served.descendants()

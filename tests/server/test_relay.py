@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from tests.server.test_events import Door
-from tests.server.test_service import CONTROL, RUNS, World, until, with_a_run
+from tests.server.test_service import CONTROL, RUNS, World, accept, until, with_a_run
 from tianflow.config.model import HttpSettings
 from tianflow.core.events import HostExited
 from tianflow.rundir.control_file import ControlFile
@@ -47,6 +47,7 @@ async def front(world: World, **http: Any) -> AsyncIterator[Door]:
         guard=Guard(tokens=Tokens("c", "r"), loopback=True),
         http=settings,
         allowed=(),
+        check=accept,
     )
     listener = await bind(settings)
     connector = aiohttp.TCPConnector(limit=0)

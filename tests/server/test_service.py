@@ -19,7 +19,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.support.fakes_run import FakeRun
-from tianflow.config.model import HttpSettings
+from tianflow.config.model import Config, HttpSettings
 from tianflow.errors import ConfigError
 from tianflow.rundir.control_file import SERVICE, ControlFile, ProcessIdentity
 from tianflow.server.common import console
@@ -119,9 +119,18 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], within_s: float
         await asyncio.sleep(0.01)
 
 
+async def accept(_: Config) -> None:
+    """The check of submissions where environments do not matter: a child takes a second."""
+
+
 @asynccontextmanager
 async def opened(
-    directory: Path, *, limit: int = 2, allowed: tuple[str, ...] = (), max_streams: int = 4
+    directory: Path,
+    *,
+    limit: int = 2,
+    allowed: tuple[str, ...] = (),
+    max_streams: int = 4,
+    check: Callable[[Config], Awaitable[None]] = accept,
 ) -> AsyncIterator[World]:
     """A service over ``directory``; its end is that of SIGTERM."""
     files = RunFiles(directory)
@@ -151,6 +160,7 @@ async def opened(
             guard=guard,
             http=http,
             allowed=allowed,
+            check=check,
         )
         client: Client = TestClient(TestServer(app))
         await client.start_server()

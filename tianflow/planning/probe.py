@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import secrets
 import select
@@ -27,7 +28,7 @@ from tianflow.channels.codec import Codec
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.core.process_table import kill_marked
-from tianflow.errors import ConfigError, Problem
+from tianflow.errors import ConfigError, Problem, TianflowError
 
 MARK = "TIANFLOW_PROBE"
 """Environment variable by which the processes of a probe are found."""
@@ -39,6 +40,10 @@ SHIPPED = ("gymnasium.envs.", "ale_py.")
 """Modules of environments that may be made in the process that starts a run."""
 PR_SET_PDEATHSIG = 1
 _BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); import tianflow.planning.probe as p; p.main(int(sys.argv[2]), int(sys.argv[3]))"  # noqa: E501 - one argument
+
+
+class UndecidedError(TianflowError):
+    """A probe ended before it had an answer: the caller's time was over, or the caller stopped."""
 
 
 class FoundProblem(NamedTuple):
@@ -86,16 +91,27 @@ needs_child = runs_user_code
 """Which configs are validated in a child. Tests that make many environments replace it."""
 
 
-def probe(config: Config, *, report: Callable[[str], None]) -> Answer:
+def probe(
+    config: Config,
+    *,
+    report: Callable[[str], None],
+    limit_s: float = math.inf,
+    stop: int | None = None,
+    output: int = 2,
+) -> Answer:
     """Validate ``config`` in a child process.
 
     Args:
         config: to validate.
         report: called every `REPORT_S` seconds with what is waited for.
+        limit_s: seconds that the caller waits at most.
+        stop: a descriptor; once it is readable, the probe ends.
+        output: descriptor for what the user's code prints, or `subprocess.DEVNULL`.
 
     Raises:
         ConfigError: the child did not answer within ``env.start_timeout_s``, or ended without an
             answer.
+        UndecidedError: ``limit_s`` has passed, or ``stop`` is readable.
     """
     order = msgpack.packb(config.model_dump(mode="python"))
     token = secrets.token_hex(8)
@@ -106,14 +122,15 @@ def probe(config: Config, *, report: Callable[[str], None]) -> Answer:
         child = subprocess.Popen(  # noqa: S603 - the interpreter itself, with `main` below
             [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(orders), str(answers[1])],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # prints of a user's code do not mix with what a command prints
+            stdout=output,  # not the caller's, where it would mix with what a command prints
+            stderr=output,
             env={**os.environ, MARK: token},
             pass_fds=(orders, answers[1]),
             start_new_session=True,
         )
         os.close(answers[1])
         try:
-            return _answer(config, child, answers[0], report)
+            return _answer(config, child, answers[0], report=report, limit_s=limit_s, stop=stop)
         finally:
             kill_marked(MARK, token, {child.pid}, END_S)
             with suppress(subprocess.TimeoutExpired):
@@ -124,11 +141,20 @@ def probe(config: Config, *, report: Callable[[str], None]) -> Answer:
 
 
 def _answer(
-    config: Config, child: subprocess.Popen[bytes], end: int, report: Callable[[str], None]
+    config: Config,
+    child: subprocess.Popen[bytes],
+    end: int,
+    *,
+    report: Callable[[str], None],
+    limit_s: float,
+    stop: int | None,
 ) -> Answer:
-    limit, began, said = config.env.start_timeout_s, time.monotonic(), b""
-    while (left := began + limit - time.monotonic()) > 0:
-        ready, _, _ = select.select([end], [], [], min(left, REPORT_S))
+    limit, began = config.env.start_timeout_s, time.monotonic()
+    ends, said = [end] if stop is None else [end, stop], msgpack.Unpacker()
+    while (left := began + min(limit, limit_s) - time.monotonic()) > 0:
+        ready, _, _ = select.select(ends, [], [], min(left, REPORT_S))
+        if stop in ready:
+            raise UndecidedError("the probe was stopped")
         if not ready:
             waited = time.monotonic() - began
             report(
@@ -138,12 +164,15 @@ def _answer(
             continue
         part = os.read(end, 1 << 16)
         if not part:
-            if said:
-                answer = ANSWERS.decode(msgpack.unpackb(said))
-                assert isinstance(answer, Answer)
-                return answer
             raise ConfigError([Problem("env.id", config.env.id, _how_it_ended(child))])
-        said += part
+        said.feed(part)
+        # the end of the pipe may never come: processes that an environment forks hold it open
+        for found in said:
+            answer = ANSWERS.decode(found)
+            assert isinstance(answer, Answer)
+            return answer
+    if limit_s < limit:
+        raise UndecidedError(f"the environment was not made and reset within {limit_s:g} s")
     message = f"was not made and reset within env.start_timeout_s = {limit:g} s"
     accepted = "an environment that starts faster, or a longer env.start_timeout_s"
     raise ConfigError([Problem("env.id", config.env.id, message, accepted)])

@@ -11,7 +11,8 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -19,7 +20,7 @@ from aiohttp import web
 
 from tianflow.config import loading as config_loading
 from tianflow.config.imports import require_allowed
-from tianflow.config.model import HttpSettings
+from tianflow.config.model import Config, HttpSettings
 from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.rundir.audit_log import NAME, read_page
 from tianflow.rundir.checkpoints import CheckpointStore
@@ -65,9 +66,18 @@ def make_app(
     guard: Guard,
     http: HttpSettings,
     allowed: Collection[str],
+    check: Callable[[Config], Awaitable[None]],
 ) -> web.Application:
-    """The application of a service. ``allowed``: modules whose objects a submitted config
-    may name.
+    """The application of a service.
+
+    Args:
+        manager: of the runs.
+        store: records of the runs.
+        client: of the runs.
+        guard: of all routes.
+        http: limits.
+        allowed: modules whose objects a submitted config may name.
+        check: raises ConfigError if a run of a submitted config would fail at its start.
     """
     requests: Counter[int] = Counter()
     throttle = Throttle(per_s=http.max_requests_per_s)
@@ -86,6 +96,7 @@ def make_app(
         client=client,
         requests=requests,
         allowed=allowed,
+        check=check,
         max_streams=http.max_streams,
     )
     app.add_routes(handlers.routes())
@@ -101,6 +112,7 @@ class ServiceHandlers:
         client: of the runs.
         requests: answered requests by status.
         allowed: modules whose objects a config may name.
+        check: of submitted configs.
         max_streams: maximum number of event streams.
     """
 
@@ -112,6 +124,7 @@ class ServiceHandlers:
         client: RunClient,
         requests: Mapping[int, int],
         allowed: Collection[str],
+        check: Callable[[Config], Awaitable[None]],
         max_streams: int,
     ) -> None:
         self._manager, self._store, self._client, self._requests, self._allowed = (
@@ -121,6 +134,7 @@ class ServiceHandlers:
             requests,
             allowed,
         )
+        self._check = check
         self._streams, self._relays = EventStreams(limit=max_streams), Relays(client=client)
 
     def routes(self) -> list[web.RouteDef]:
@@ -212,7 +226,8 @@ class ServiceHandlers:
 
     async def submit(self, request: web.Request) -> web.Response:
         """Submit a run: 201 with its location. The same `Idempotency-Key` with the same body gives
-        the same run.
+        the same run. A config whose run would fail at its start is refused, if that is known within
+        `submission_checks.ANSWER_S`.
         """
         key, body = _key(request), await request.read()
         if self._manager.stopping.is_set():
@@ -230,6 +245,10 @@ class ServiceHandlers:
             known = await self._manager.query(self._store.get, name)
             if known is None or key is None:
                 raise StateConflictError(f"run {name!r} exists already; choose another run.name")
+        # a repeated submission gets its run, whatever has become of the environment meanwhile
+        if key is None or await self._manager.query(self._store.by_key, key) is None:
+            with _paths_below_config():
+                await self._check(config)
         try:
             record, new = await self._manager.query(
                 self._store.add,
@@ -339,7 +358,7 @@ class ServiceHandlers:
             raise ProblemError(HTTPStatus.NOT_FOUND, f"Run {name!r} does not exist.")
         return record, self._manager.active.get(name)
 
-    def _checked(self, request: web.Request, body: bytes) -> Any:
+    def _checked(self, request: web.Request, body: bytes) -> Config:
         """Validate a submitted config. Waits for files. Raises ConfigError with paths below
         ``config``.
         """
@@ -354,14 +373,12 @@ class ServiceHandlers:
             raise ConfigError(problems)
         assert isinstance(document, dict)
         source, overrides = document["config"], document.get("overrides", {})
-        try:
+        with _paths_below_config():
             require_allowed(overrides, self._allowed)
             if isinstance(source, str):
                 return config_loading.load_shipped(source, overrides)
             require_allowed(source, self._allowed)
             return config_loading.load_config(source, overrides)
-        except ConfigError as error:
-            raise ConfigError([_below_config(problem) for problem in error.problems]) from error
 
 
 def _shape(document: object) -> Any:
@@ -388,10 +405,23 @@ def _shape(document: object) -> Any:
             )
 
 
-def _below_config(problem: Problem) -> Problem:
-    return Problem(
-        f"config.{problem.path}", problem.value, problem.message, problem.accepted, problem.nearest
-    )
+@contextmanager
+def _paths_below_config() -> Iterator[None]:
+    """Name problems by their paths in the body of a submission."""
+    try:
+        yield
+    except ConfigError as error:
+        problems = [
+            Problem(
+                f"config.{problem.path}",
+                problem.value,
+                problem.message,
+                problem.accepted,
+                problem.nearest,
+            )
+            for problem in error.problems
+        ]
+        raise ConfigError(problems) from error
 
 
 def _unavailable(record: RunRecord, managed: ManagedRun | None) -> Exception:

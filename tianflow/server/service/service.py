@@ -32,6 +32,7 @@ from tianflow.server.service.run_client import RunClient
 from tianflow.server.service.run_manager import RunManager
 from tianflow.server.service.run_process import RunFiles
 from tianflow.server.service.store import NAME, RunStore, StoreError
+from tianflow.server.service.submission_checks import SubmissionChecks
 from tianflow.server.service.tokens import read_or_create
 
 RUN_REQUESTS_PER_S = 10_000.0
@@ -128,6 +129,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
                     client=client,
                     overrides=overrides,
                 )
+                checks = SubmissionChecks()
                 app = make_app(
                     manager=manager,
                     store=store,
@@ -135,6 +137,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
                     guard=guard,
                     http=settings.http,
                     allowed=settings.allowed,
+                    check=checks.check,
                 )
                 runner = make_runner(app)
                 server = Server(address(listener), listener.getsockname()[1])
@@ -143,6 +146,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
                     async with (
                         serving_requests(runner, listener, limit=connection_limit(settings.http)),
                         _control_file(server, tokens, files),
+                        checks,
                         running(manager.run, "the service no longer starts runs", required=True),
                     ):
                         yield Service(server, tokens, manager)

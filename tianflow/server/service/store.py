@@ -133,7 +133,7 @@ class RunStore:
             TakenError: a run of this name exists.
             ReusedKeyError: the key was used with another body.
         """
-        if key is not None and (known := self._one("key = ?", key)) is not None:
+        if key is not None and (known := self.by_key(key)) is not None:
             if self._execute("SELECT body FROM runs WHERE key = ?", key) != [(body,)]:
                 raise ReusedKeyError(
                     f"the idempotency key {key!r} was used for another request; use a new key"
@@ -153,6 +153,10 @@ class RunStore:
     def get(self, name: str) -> RunRecord | None:
         """The run called ``name``; None if it does not exist."""
         return self._one("id = ?", name)
+
+    def by_key(self, key: str) -> RunRecord | None:
+        """The run that was submitted with an idempotency key; None if the key is new."""
+        return self._one("key = ?", key)
 
     def startable(self, most: int) -> Sequence[RunRecord]:
         """The first ``most`` runs to start: running ones, then pending ones, each in order of
