@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import date
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -338,3 +339,15 @@ def test_all_runs_are_read_page_by_page(
     assert ["b", "a"] == [
         run["id"] for run in client.all_runs(announce_service(tmp_path, control.address))
     ]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 2**63, [None], date(2026, 1, 31)])
+def test_a_value_that_json_lacks_is_refused_by_its_path_and_not_sent(
+    control: Control, value: object
+) -> None:
+    contact = ControlFile(
+        run="a", pid=1, start_time=0, address=control.address, token="t", read_token="r"
+    )
+    with pytest.raises(ConfigError, match=r"parameters\.x"):
+        client.send(contact, "PATCH", "/api/v1/runs/a/balance", {"parameters": {"x": value}})
+    assert [] == control.requests

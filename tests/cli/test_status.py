@@ -27,6 +27,9 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, arguments)
 
 
+SEND = client.send
+
+
 class Services:
     """What a service and the runs beside it would answer."""
 
@@ -235,6 +238,23 @@ def test_submit_tells_a_refused_setting_as_it_was_written(services: Services) ->
     services.refusal = client.RequestError("the service at http://here does not answer: no")
     done = run("submit", "cartpole_ppo")
     assert (1, "the service at http://here does not answer: no\n") == (done.exit_code, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("inf", "is not finite"), ("2026-01-31", "is a date"), ("[nan]", "finite")],
+)
+def test_submit_refuses_what_json_lacks_by_its_path_and_sends_nothing(
+    services: Services, tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "send", SEND)
+    path = tmp_path / "mine.toml"
+    path.write_text(f'[env]\nid = "CartPole-v1"\nkwargs = {{ limit = {text} }}\n')
+    for arguments in ((str(path),), ("cartpole_ppo", f"env.kwargs.limit={text}")):
+        done = run("submit", *arguments)
+        assert (2, "", []) == (done.exit_code, done.stdout, services.asked)
+        assert done.stderr.startswith("env.kwargs.limit")
+        assert message in done.stderr
 
 
 def test_submit_to_a_service_elsewhere_takes_the_token_of_the_environment(

@@ -221,6 +221,30 @@ async def test_text_that_a_file_cannot_hold_is_refused(world: World) -> None:
     assert 422 == response.status, await response.text()
 
 
+async def test_a_number_that_overflows_is_refused_by_its_path(world: World) -> None:
+    config = '{"env": {"id": "CartPole-v1", "kwargs": {"a": 1e400}}, "algorithm": {"name": "ppo"}}'
+    response = await world.client.post(RUNS, data=f'{{"config": {config}}}', headers=CONTROL | JSON)
+    assert 422 == response.status
+    (problem,) = json.loads(await response.text(), parse_constant=pytest.fail)["errors"]
+    assert "config.env.kwargs.a" == problem["path"]
+    assert "is not finite" in problem["message"]
+
+
+async def test_arguments_of_a_users_code_keep_their_types(world: World) -> None:
+    body = (
+        '{"config": {"env": {"id": "CartPole-v1", "num_envs": 2.0, "kwargs": {"a": [2.0, -0.0]}},'
+        ' "algorithm": {"name": "ppo"}, "run": {"name": "kept"}},'
+        ' "overrides": {"network.kwargs.b": 3.0, "actors.count": 4.0}}'
+    )
+    response = await world.client.post(RUNS, data=body, headers=CONTROL | JSON)
+    assert 201 == response.status, await response.text()
+    record = await world.manager.query(world.manager._store.get, "kept")
+    assert record is not None
+    config = await asyncio.to_thread(load_config, json.loads(record.config))
+    assert "[2.0, -0.0] 3.0" == f"{config.env.kwargs['a']} {config.network.kwargs['b']}"
+    assert (2, 4) == (config.env.num_envs, config.actors.count)
+
+
 async def test_a_locked_store_is_answered_together_and_readiness_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

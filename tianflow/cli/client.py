@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tianflow import plugins
+from tianflow.config.portable import require_portable
 from tianflow.errors import ConfigError, Problem, TianflowError
 from tianflow.rundir.control_file import NAME, SERVICE, ControlFile
 
@@ -157,7 +158,13 @@ def send(
     content_type: str = MERGE_PATCH,
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """As `request`, for any ``path`` and type of body."""
+    """As `request`, for any ``path`` and type of body.
+
+    Raises:
+        ConfigError: JSON cannot represent a value of ``body``; nothing was sent.
+        RequestError: the run refused the request, or did not answer.
+    """
+    require_portable(body or {})
     sent = {"Accept": "application/json", **(headers or {})}
     data = None if body is None else json.dumps(body).encode()
     if data is not None:

@@ -14,7 +14,7 @@ from tianflow.cli.common import RUNS, AsJson, ConfigArgument, Overrides, RunsDir
 
 if TYPE_CHECKING:
     from tianflow.cli.client import RequestError
-    from tianflow.errors import TianflowError
+    from tianflow.errors import ConfigError, TianflowError
     from tianflow.rundir.control_file import ControlFile
     from tianflow.server.common.auth import Tokens
     from tianflow.server.run.server import Server
@@ -129,6 +129,7 @@ def submit(
 
     with exit_codes():
         from tianflow.cli import client
+        from tianflow.errors import ConfigError
 
         body = {"config": _tables(config), "overrides": _paths(overrides or [])}
         # a proxy may repeat the request: with the key, the service starts only one run
@@ -143,17 +144,23 @@ def submit(
                 content_type="application/json",
                 headers=headers,
             )
-        except client.RequestError as error:
+        except (client.RequestError, ConfigError) as error:
             raise _user_paths(error) from error
     echo(json.dumps(answer) if as_json else f"{answer['id']}: {answer['state']}")
 
 
-def _user_paths(error: RequestError) -> TianflowError:
+def _user_paths(error: RequestError | ConfigError) -> TianflowError:
     """Convert the paths of ``error`` from those of the request body to those that a user writes."""
     from tianflow.errors import ConfigError, Problem
 
     found = [
-        Problem(p.path.removeprefix("config."), p.value, p.message, p.accepted, p.nearest)
+        Problem(
+            p.path.removeprefix("overrides.").removeprefix("config."),
+            p.value,
+            p.message,
+            p.accepted,
+            p.nearest,
+        )
         for p in error.problems
     ]
     return ConfigError(found) if found else error

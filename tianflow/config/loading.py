@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tianflow.config.model import (
     algorithm_settings,
     live_of,
 )
+from tianflow.config.portable import TOO_LARGE, unportable
 from tianflow.config.problems import innermost, problems_of, unknown_key
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
@@ -35,9 +36,6 @@ CONFIG_FILE = "config.toml"
 
 REVISION = "# revision "
 """Beginning of the first line of `CONFIG_FILE`. A resume compares it with that of a checkpoint."""
-
-LARGEST = 2**63 - 1
-"""Largest integer that messages between processes can hold."""
 
 _log = logger("config")
 
@@ -357,6 +355,11 @@ def _plain(value: object, path: str, problems: list[Problem]) -> Any:
     carry.
     """
     if isinstance(value, Mapping):
+        problems += [
+            Problem(path, None, f"has the key {key!r}, which is not text", "keys of type str")
+            for key in value
+            if not isinstance(key, str)
+        ]
         return {
             str(key): _plain(inner, f"{path}.{key}".strip("."), problems)
             for key, inner in value.items()
@@ -367,12 +370,15 @@ def _plain(value: object, path: str, problems: list[Problem]) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    problems.append(_python_object(path, value))
+    problems += list(unportable(path, value)) or [_python_object(path, value)]
     return None
 
 
 def _python_object(path: str, value: object) -> Problem:
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if name is None:  # not a class or a function
+        message = f"has the type {type(value).__name__}, which other processes cannot receive"
+        return Problem(path, value, message, "text, a number, true or false, a list or a table")
     if module in {None, "__main__"} or "<" in name:
         message = "exists in this process only, so other processes cannot import it"
         return Problem(
@@ -409,7 +415,8 @@ def _checked(tables: Table) -> Config:
     The rules are those of strict JSON: ``"4"`` and ``true`` are not numbers, integers are valid
     floats, and lists are valid tuples.
     """
-    _refuse_too_large(tables)
+    if too_large := [problem for problem in unportable("", tables) if problem.message == TOO_LARGE]:
+        raise ConfigError(too_large)  # other values are checked by their types first
     problems: list[Problem] = []
     section = tables.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
@@ -438,37 +445,10 @@ def _checked(tables: Table) -> Config:
     config = Config.model_validate(
         {section: getattr(parsed, section) for section in Config.model_fields}
     )
-    # Values such as 1e30 or "9999999TiB" are integers only after parsing.
-    _refuse_too_large(config.model_dump(mode="json"))
+    # values such as 1e30 or "9999999TiB" are integers only after parsing
     if problems := config_rules.check(config):
         raise ConfigError(problems)
     return config
-
-
-def _refuse_too_large(tables: Table) -> None:
-    # The arguments of environments are exempt: they belong to the user, never change live, and may
-    # stay in one process.
-    if too_large := list(
-        _too_large("", {name: table for name, table in tables.items() if name != "env"})
-    ):
-        raise ConfigError(too_large)
-
-
-def _too_large(path: str, value: object) -> Iterator[Problem]:
-    """Integers that a message between processes cannot hold."""
-    if isinstance(value, int) and abs(value) > LARGEST:
-        yield Problem(
-            path,
-            f"a number of {value.bit_length()} bits",
-            "is too large",
-            f"at most {LARGEST}",
-        )
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _too_large(f"{path}.{key}" if path else str(key), item)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _too_large(f"{path}.{index}", item)
 
 
 def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:

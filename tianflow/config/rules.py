@@ -12,6 +12,7 @@ from typing import Any
 
 from tianflow import plugins
 from tianflow.config.model import Config, PPOSettings, ReplaySettings
+from tianflow.config.portable import unportable_settings
 from tianflow.core.formatting import number
 from tianflow.core.limits import RateLimits
 from tianflow.core.payloads import credits_ceiling
@@ -135,6 +136,8 @@ def rate_limits(config: Config) -> RateLimits:
 
 def check(config: Config) -> list[Problem]:
     """Problems of the combination of settings, each with its consequence."""
+    if problems := list(unportable_settings(config.model_dump())):
+        return problems
     return [
         *_check_run_name(config),
         *_check_names(config),

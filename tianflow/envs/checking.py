@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tianflow.config.portable import require_portable
 from tianflow.envs.make import make
 from tianflow.envs.spec import ActionCodec, allowed_at_random, in_categories
 from tianflow.envs.using import with_environment
@@ -73,6 +74,7 @@ def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
     """
     report = Report(settings.id)
     try:
+        require_portable({"env.kwargs": settings.kwargs})
         stuck: list[str] = []
         masked = with_environment(
             lambda: make(settings, COPIES),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tianflow.config import rules as config_rules
 from tianflow.config.model import Config
 from tianflow.config.networks import PREVIOUS_ACTION
+from tianflow.config.portable import unportable_settings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
@@ -36,6 +37,8 @@ def validate(config: Config, *, report: Callable[[str], None] = log.warning) -> 
     """
     if not probe.needs_child(config):
         return validate_here(config)
+    if unportable := list(unportable_settings(config.model_dump())):
+        return Validation(tuple(unportable), (), None)  # the child could not receive it
     try:
         answer = probe.probe(config, report=report)
     except ConfigError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -105,17 +105,38 @@ def changes_of(
     return changes
 
 
-def parse(body: bytes) -> object:
-    """Parse a JSON body. ProblemError 400 if it is not valid, or has a duplicate key."""
+def parse(body: bytes, *, free: Collection[str] = ()) -> object:
+    """Parse a JSON body. ProblemError 400 if it is not valid, or has a duplicate key.
+
+    Args:
+        body: of a request.
+        free: paths below which 2.0 stays a float. Elsewhere it is an integer, as JSON has it, and
+            as some languages write integers.
+    """
     try:
-        return json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_float=_number,
-            parse_constant=_refuse,
-        )
+        found = json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ProblemError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from error
+    return _with_integers(found, free)
+
+
+def _with_integers(document: object, free: Collection[str]) -> object:
+    """``document`` with integers for floats such as 2.0, except below the paths ``free``. It does
+    not recurse: documents may be nested to any level here.
+    """
+    found = {"": document}
+    left: list[tuple[str, Any]] = [("", found)]
+    while left:
+        path, inner = left.pop()
+        for key, value in inner.items() if isinstance(inner, dict) else enumerate(inner):
+            where = path if isinstance(inner, list) else f"{path}.{key}".strip(".")
+            if any(where == below or where.startswith(f"{below}.") for below in free):
+                continue
+            if isinstance(value, dict | list):
+                left.append((where, value))
+            elif isinstance(value, float) and abs(value) <= EXACT and value.is_integer():
+                inner[key] = int(value)
+    return found[""]
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -158,14 +179,6 @@ def check_size(path: str, value: object) -> None:
             )
         if isinstance(item, dict | list):
             level.extend(item.values() if isinstance(item, dict) else item)
-
-
-def _number(text: str) -> float:
-    """Parse a number; JSON treats 2.0 as an integer, and some languages write integers
-    like this.
-    """
-    value = float(text)
-    return int(value) if abs(value) <= EXACT and value.is_integer() else value
 
 
 def _refuse(constant: str) -> object:

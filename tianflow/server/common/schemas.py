@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from tianflow.config.describe import meanings
-from tianflow.config.loading import LARGEST
 from tianflow.config.model import Config, live_of
+from tianflow.config.portable import LARGEST
 from tianflow.core import events
 from tianflow.core.statistics import ControllerStatistics, Diagnosis
 from tianflow.observability.run_document import ComponentDetails, RunDocument

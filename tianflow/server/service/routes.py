@@ -55,6 +55,12 @@ READY_S = 0.5
 """Seconds that /readyz waits for the store."""
 KEY = "Idempotency-Key"
 RUNS = "/api/v1/runs"
+FREE = tuple(
+    f"{where}.{section}.kwargs"
+    for where in ("config", "overrides")
+    for section in ("env", "network", "metrics")
+)
+"""Arguments of a user's code in a submission, which receives 2.0 as a float."""
 CONFIGS = "an object of sections, or the name of a shipped config"
 
 
@@ -366,7 +372,7 @@ class ServiceHandlers:
             raise ProblemError(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body must have the type application/json."
             )
-        document = settings.parse(body)
+        document = settings.parse(body, free=FREE)
         settings.check_depth("config", document, DEEPEST)
         problems = list(_shape(document))
         if problems:
