@@ -8,8 +8,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from tianflow.coordinator.counters import ActiveClock, EpisodeTally, waiting_seconds
+from tianflow.coordinator.registry import ComponentRegistry
 from tianflow.core.payloads import Episode
-from tianflow.core.statistics import ComponentStatistics, TimeShares
+from tianflow.core.statistics import ComponentStatistics, HistogramBuilder, TimeShares
 from tianflow.rundir import audit_log
 from tianflow.rundir.audit_log import AuditLog
 
@@ -98,3 +99,70 @@ def test_waiting_is_summed_over_actors_and_kept_apart_from_the_learner():
         component("actor-1", "actor", **{"waiting:grant": 3.0, "waiting:turn": 100.0}),
     ]
     assert waiting_seconds(components, 0.0) == (5.0, 5.0)
+
+
+def incarnation(began, count, *, name="learner", role="learner", **seconds):
+    """Numbers of a process that began at ``began``: ``count`` trajectories and timed updates."""
+    times = HistogramBuilder()
+    for _ in range(count):
+        times.add(0.01)
+    shares = TimeShares(seconds, "busy", began + sum(seconds.values()))
+    return ComponentStatistics(
+        name,
+        role,
+        "host",
+        shares,
+        counters={"trajectories": float(count)},
+        distributions={"update_seconds": times.read()},
+    )
+
+
+def shown(registry):
+    """(count, histogram's count, seconds busy and waiting) as counters show them, at the last time
+    of each clock.
+    """
+    (newest,) = registry.reports
+    if (earlier := registry.earlier.get(newest.name)) is not None:
+        newest = newest.after(earlier)
+    return (
+        newest.counters["trajectories"],
+        newest.distributions["update_seconds"].count,
+        newest.time.seconds["busy"],
+    )
+
+
+def test_numbers_of_a_restarted_component_follow_those_of_its_earlier_incarnations(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("tianflow.coordinator.registry.time.monotonic", clock)
+    registry = ComponentRegistry()
+    registry.report(incarnation(100.0, 10, busy=5.0))
+    clock.now = 110.0
+    registry.forget("learner")
+    assert [] == list(registry.reports)
+    for count in (1, 2):  # the earlier numbers count once, whatever the number of reports
+        registry.report(incarnation(200.0, count, busy=1.0))
+        # busy until the loss at 110
+        assert (10 + count, 10 + count, 11.0) == shown(registry)
+    registry.report(incarnation(300.0, 4, busy=1.0))  # lost without a word
+    assert (16, 16) == shown(registry)[:2]
+
+
+def test_a_report_that_arrives_after_the_loss_counts_once():
+    registry = ComponentRegistry()
+    for _ in range(2):
+        registry.report(incarnation(100.0, 10, busy=5.0))
+        registry.forget("learner")
+    registry.report(incarnation(200.0, 1, busy=1.0))
+    assert (11, 11) == shown(registry)[:2]
+
+
+def test_waiting_of_gone_and_earlier_incarnations_counts_once(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("tianflow.coordinator.registry.time.monotonic", clock)
+    registry = ComponentRegistry()
+    for began in (100.0, 200.0, 300.0):
+        waited = {"waiting:grant": 7.0}
+        registry.report(incarnation(began, 1, name="actor-0", role="actor", **waited))
+        clock.now = began + 7.0
+        registry.forget("actor-0")
+    assert (0.0, 21.0) == registry.waiting_seconds()

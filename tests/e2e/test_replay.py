@@ -176,9 +176,7 @@ def held_beyond(metrics: dict[tuple[str, ...], float], steps: int) -> float:
     """Items in the shards but for those that can be of steps made since there were ``steps`` of
     them.
     """
-    return total(metrics, "replay_items") - (
-        metrics.get(("env_steps_total",), float("inf")) - steps
-    )
+    return total(metrics, "replay_items") - (metrics.get(("run_env_steps",), float("inf")) - steps)
 
 
 def ratio(live: LiveRun, *, inserts: int) -> tuple[float, float]:

@@ -602,6 +602,21 @@ def test_a_shard_lost_while_it_stores_costs_those_trajectories_and_its_items() -
     world.sound()
 
 
+def test_steps_stored_by_a_lost_shard_still_count() -> None:
+    world = World(shards=2)
+    exchange = world.exchange
+    before = dict(exchange.replay_statistics().inserted_steps)
+    record = exchange._shards[0]
+    exchange._shards.holds(record, Holdings(steps=40, inserted_steps=40))
+    exchange._shards.holds(record, Holdings(steps=50, inserted_steps=60))
+    assert before[0] + 60 == exchange.replay_statistics().inserted_steps[0]
+    world.lose(0)
+    assert before[0] + 60 == exchange.replay_statistics().inserted_steps[0]
+    world.open(0)
+    exchange._shards.holds(exchange._shards[0], Holdings(steps=5, inserted_steps=5))
+    assert before[0] + 65 == exchange.replay_statistics().inserted_steps[0]
+
+
 def test_a_shard_lost_while_it_draws_costs_the_draw_and_the_next_one_is_made_of_the_others() -> (
     None
 ):

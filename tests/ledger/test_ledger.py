@@ -221,6 +221,19 @@ def test_staleness_splits_into_in_flight_and_in_queue() -> None:
     assert (0, 1, 1) == seen.recent_staleness
 
 
+def test_a_version_that_was_read_before_it_settled_counts_no_negative_staleness() -> None:
+    bench = Bench(batch=1, bound=3)
+    used = bench.committed(0)
+    early = bench.begun(1)
+    bench.commit(early, 1)
+    batch = bench.taken()
+    assert (used.ticket,) == tickets(batch)
+    bench.settle(batch, bound=3)
+    bench.settle(bench.taken(), bound=3)
+    seen = bench.ledger.snapshot()
+    assert ({0: 2}, {0: 2}, {0: 2}) == (seen.staleness, seen.in_flight, seen.in_queue)
+
+
 # Admission
 # --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import shutil
 import subprocess
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import pytest
 from hypothesis import given
@@ -256,6 +256,87 @@ def test_component_time_never_goes_down_when_a_late_report_tells_otherwise(run: 
         assert all(shown[state] >= before[state] for state in shown)
         assert sum(shown.values()) == pytest.approx(now)
     assert shown == pytest.approx({"busy": 32.0, "waiting": 8.0})
+
+
+def test_counters_of_a_restarted_component_include_its_earlier_incarnations(run: FakeRun) -> None:
+    made = Exporter(runs=lambda: [replace(run.statistics(), earlier=earlier)], requests={})
+    earlier: dict[str, ComponentStatistics] = {}
+    before = samples(made)
+    ended = {component.name: component for component in run._components()}
+    earlier = {
+        name: replace(c, time=TimeShares(c.time.at(run.now), "busy", run.now))
+        for name, c in ended.items()
+    }
+    after = samples(made)
+    for name, component in (
+        ("samples_trained_total", "learner"),
+        ("actor_trajectories_total", "actor-0"),
+    ):
+        key = next(k for k in before if k[0] == name and ("component", component) in k[1])
+        assert 2 * before[key] == after[key]
+    counted = [
+        key
+        for key in before
+        if key[0].endswith(("_total", "_bucket", "_count", "_sum")) and after[key] < before[key]
+    ]
+    assert [] == counted
+
+
+def test_component_time_of_a_component_that_came_back_does_not_decrease(run: FakeRun) -> None:
+    def report(**seconds: float) -> None:
+        time = TimeShares(seconds, "busy", run.began + sum(seconds.values()))
+        run._components = lambda: (ComponentStatistics("learner", "learner", "learner", time),)  # type: ignore[method-assign]
+
+    made = exporter(run)
+    report(busy=4.0, waiting=1.0)
+    run.now = 10.0
+    assert {"busy": 9.0, "waiting": 1.0} == times(made, "learner")
+    run._components = tuple  # type: ignore[method-assign]
+    assert {} == times(made, "learner")
+    report(busy=4.0, waiting=6.5)
+    run.now = 10.5
+    shown = times(made, "learner")
+    assert shown["busy"] >= 9.0
+    assert shown["waiting"] >= 1.0
+    assert sum(shown.values()) == pytest.approx(10.5)
+
+
+def test_a_resumed_run_counts_from_its_own_process_and_shows_the_totals_of_the_run(
+    run: FakeRun,
+) -> None:
+    found = run.statistics()
+    earlier = 1000
+    resumed = replace(
+        found,
+        env_steps=found.env_steps + earlier,
+        env_frames=4 * (found.env_steps + earlier),
+        episodes=found.episodes + 7,
+        earlier_episodes=7,
+    )
+    made = Exporter(runs=lambda: [resumed], requests={})
+    steps = float(found.ledger.steps_committed)
+    assert [steps, 4 * steps, float(found.episodes)] == [
+        value(made, f"{name}_total") for name in ("env_steps", "env_frames", "episodes")
+    ]
+    assert [steps + 1000, 4 * (steps + 1000), found.episodes + 7.0] == [
+        value(made, f"run_{name}") for name in ("env_steps", "env_frames", "episodes")
+    ]
+
+
+def test_items_that_a_resumed_run_restores_count_as_inserted() -> None:
+    run = FakeRun(replay=True)
+    run.train(3)
+    found = run.statistics()
+    assert found.replay is not None
+    replay = replace(
+        found.replay,
+        inserts=found.replay.inserts + 500,
+        deletes=found.replay.deletes + 500,
+        earlier_deletes=500,
+    )
+    made = Exporter(runs=lambda: [replace(found, replay=replay)], requests={})
+    assert float(found.replay.inserts) == value(made, "replay_items_inserted_total")
+    assert float(found.replay.deletes) == value(made, "replay_items_removed_total")
 
 
 def test_component_time_of_a_new_process_begins_again() -> None:

@@ -62,6 +62,7 @@ class FakeReplay:
         )
         self.limiter = Limiter(limits=limits)
         self.shards = {0: Holdings(nbytes=4096), 1: Holdings(nbytes=4096)}
+        self.inserted_steps = {0: 0, 1: 0}
         self.trained = self.held = 0
         self.discarded: Counter[str] = Counter()
         self.held_back, self.share = "draw", 1.0
@@ -70,6 +71,7 @@ class FakeReplay:
         """``items`` steps came in, each of which completed an item of mass 0.5."""
         old = self.shards[shard]
         self.limiter.inserted(items)
+        self.inserted_steps[shard] += items
         self.shards[shard] = old._replace(
             items=old.items + items,
             steps=old.steps + items,
@@ -111,6 +113,7 @@ class FakeReplay:
             limits=self.limiter.limits,
             samples_per_insert=limiter.samples / limiter.inserts if limiter.inserts else 0.0,
             blocked_s={"insert": 0.0, "draw": 0.0, self.held_back: self.share * seconds},
+            inserted_steps=dict(self.inserted_steps),
         )
 
 

@@ -112,6 +112,7 @@ class Learner:
             open_weights,
         )
         self._version, self._samples = start
+        self._restored_samples = self._samples
         self._trained_before_s = trained_s
         self._first_batch: float | None = None
         self._learning_rate: float | None = None
@@ -179,7 +180,7 @@ class Learner:
             gauges=dict(self._gauges),
         ).with_measures(
             LearnerMeasures(
-                samples=float(self._samples),
+                samples=float(self._samples - self._restored_samples),
                 given_back=float(self._given_back),
                 update_seconds=self._update_seconds.read(),
                 copy_seconds=self._copy_seconds.read(),

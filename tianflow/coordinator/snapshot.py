@@ -155,6 +155,8 @@ class RunSnapshot:
             time_to_target_s=target.time_to_target_s,
             trained_s=self._lifecycle.trained_s(now),
             evaluating=self._evaluation.busy,
+            earlier_episodes=self._base.episodes,
+            earlier=self._registry.earlier,
             evaluation_left_s=None
             if self._lifecycle.evaluation_deadline is None
             else max(0.0, self._lifecycle.evaluation_deadline - now),

@@ -10,7 +10,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from tianflow.core.limits import RateLimits
 from tianflow.core.metrics import metric, parts
@@ -84,6 +84,16 @@ class Histogram:
         """Number of values."""
         return sum(self.counts)
 
+    def after(self, earlier: Histogram) -> Histogram:
+        """This histogram with the values of an ``earlier`` one, which has the same edges."""
+        return Histogram(
+            self.edges,
+            tuple(own + before for own, before in zip(self.counts, earlier.counts, strict=True)),
+            self.total + earlier.total,
+            self.squares + earlier.squares,
+            self.cubes + earlier.cubes,
+        )
+
 
 class HistogramBuilder:
     """Accumulates a `Histogram`."""
@@ -134,6 +144,14 @@ class TimeShares:
         shares = dict(self.seconds)
         shares[self.current] = shares.get(self.current, 0.0) + max(0.0, now - self.since)
         return shares
+
+    def after(self, earlier: TimeShares) -> TimeShares:
+        """These shares with the seconds of an ``earlier`` clock, which has stopped."""
+        return TimeShares(_sum(earlier.seconds, self.seconds), self.current, self.since)
+
+
+def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in {**first, **second}}
 
 
 class StateClock:
@@ -392,6 +410,24 @@ class ComponentStatistics:
             {**self.distributions, **distributions},
         )
 
+    def after(self, earlier: ComponentStatistics) -> ComponentStatistics:
+        """The same with the sums of an ``earlier`` incarnation, which has ended. Gauges are not
+        sums.
+        """
+        found = earlier.distributions
+        return replace(
+            self,
+            time=self.time.after(earlier.time),
+            counters=_sum(earlier.counters, self.counters),
+            distributions={
+                **found,
+                **{
+                    name: own.after(found[name]) if name in found else own
+                    for name, own in self.distributions.items()
+                },
+            },
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayStatistics:
@@ -401,16 +437,8 @@ class ReplayStatistics:
 
     shards: Mapping[int, Holdings]
     """Contents of every shard that is up."""
-    inserts: int = field(
-        metadata=metric("Items inserted.", kind="counter", name="replay_items_inserted")
-    )
-    deletes: int = field(
-        metadata=metric(
-            "Items removed: for room, by staleness, or with their shard.",
-            kind="counter",
-            name="replay_items_removed",
-        )
-    )
+    inserts: int
+    deletes: int
     """Like ``inserts`` since the run began; ``inserts - deletes`` items are there."""
     drawn: int = field(
         metadata=metric(
@@ -455,6 +483,20 @@ class ReplayStatistics:
         )
     )
     """Of ``insert`` and ``draw``; pauses do not count."""
+    earlier_deletes: int = 0
+    """``deletes`` of earlier processes of the run. Counters are without them, and so count the
+    items that a resumed run restores as inserted.
+    """
+    inserted_steps: Mapping[int, int] = field(
+        default_factory=dict,
+        metadata=metric(
+            "Environment steps stored.",
+            kind="counter",
+            name="replay_steps_inserted",
+            labels=("shard",),
+        ),
+    )
+    """By shard, present or lost."""
 
     @property
     def items(self) -> int:
@@ -772,12 +814,20 @@ class RunStatistics:
     components: tuple[ComponentStatistics, ...] = field(metadata=parts("component", key="name"))
     controllers: tuple[ControllerStatistics, ...] = field(metadata=parts("controller", key="name"))
     env_steps: int = field(
-        metadata=metric("Environment steps, without those of resets.", kind="counter")
+        metadata=metric(
+            "Environment steps of the run, with those of earlier processes.", name="run_env_steps"
+        )
     )
     env_frames: int = field(
-        metadata=metric("Frames of the environments behind those steps.", kind="counter")
+        metadata=metric(
+            "Frames of the environments behind the steps of the run.", name="run_env_frames"
+        )
     )
-    episodes: int = field(metadata=metric("Finished episodes of training.", kind="counter"))
+    episodes: int = field(
+        metadata=metric(
+            "Finished episodes of training, with those of earlier processes.", name="run_episodes"
+        )
+    )
     recent_returns: tuple[float, ...]
     """Returns of the last 100 episodes of training, oldest first."""
     recent_lengths: tuple[int, ...]
@@ -851,6 +901,10 @@ class RunStatistics:
     """True during an evaluation."""
     evaluation_left_s: float | None = None
     """Seconds until the last evaluation of a stopping run times out; None without one."""
+    earlier_episodes: int = 0
+    """Episodes of earlier processes of the run."""
+    earlier: Mapping[str, ComponentStatistics] = field(default_factory=dict)
+    """Sums over the earlier incarnations of components, by name. Counters include them."""
 
 
 def coarse(staleness: int) -> int:

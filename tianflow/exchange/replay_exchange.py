@@ -104,6 +104,7 @@ class ReplayExchange(Exchange):
         self._ahead = ahead
         self._delivered = NO_VERSION
         """The version that the learner's last draw is for."""
+        self._earlier_deletes = limiter.statistics().deletes
         self._blocked = {"insert": Stopwatch(clock), "draw": Stopwatch(clock)}
 
     # Actors
@@ -351,4 +352,6 @@ class ReplayExchange(Exchange):
             limits=self.limiter.limits,
             samples_per_insert=limiter.samples / limiter.inserts if limiter.inserts else 0.0,
             blocked_s={side: watch.read() for side, watch in self._blocked.items()},
+            earlier_deletes=self._earlier_deletes,
+            inserted_steps=dict(self._shards.inserted_steps),
         )

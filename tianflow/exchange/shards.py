@@ -141,6 +141,7 @@ class LinkShardPort:
 class ShardRecord:
     """One incarnation of a shard. Answers of an earlier incarnation are ignored."""
 
+    index: int
     incarnation: int
     port: ShardPort
     holdings: Holdings = field(default_factory=Holdings)
@@ -170,6 +171,8 @@ class Shards(Mapping[int, ShardRecord]):
         """Shards that have not opened yet, and may restore items that the limiter counts already.
         """
         self._sent: Counter[str] = Counter()
+        self.inserted_steps: Counter[int] = Counter()
+        """Environment steps that each shard has stored, in all its incarnations."""
         self.ahead = 0
         """Items expected from the trajectories that shards are copying."""
 
@@ -184,7 +187,8 @@ class Shards(Mapping[int, ShardRecord]):
 
     def open(self, index: int, incarnation: int, port: ShardPort) -> None:
         """An incarnation of a shard works."""
-        self._up[index] = ShardRecord(incarnation, port)
+        self._up[index] = ShardRecord(index, incarnation, port)
+        self.inserted_steps[index] += 0  # a series that begins before its first step
 
     def lose(self, index: int) -> ShardRecord | None:
         """A shard is gone, with everything it held. None if it was not up."""
@@ -240,6 +244,8 @@ class Shards(Mapping[int, ShardRecord]):
         """A shard reported its holdings."""
         removed = self._known(holdings.removed_items - shard.holdings.removed_items)
         self._limiter.deleted(removed)
+        stored = holdings.inserted_steps - shard.holdings.inserted_steps
+        self.inserted_steps[shard.index] += max(0, stored)
         shard.holdings = holdings
 
     def starts_with(self, index: int, shard: ShardRecord, holdings: Holdings) -> None:

@@ -58,8 +58,10 @@ class LedgerCounters:
         self.steps_trained += ticket.trajectory.env_steps
         self._share(ticket.holder).trained_steps += ticket.trajectory.env_steps
         self.staleness[staleness] += 1
-        self.in_flight[ticket.learner_at_commit - ticket.version.number] += 1
-        self.in_queue[used_at - ticket.learner_at_commit] += 1
+        # An actor may read a version, and commit with it, before the update that made it settles.
+        learner_at_commit = max(ticket.learner_at_commit, ticket.version.number)
+        self.in_flight[learner_at_commit - ticket.version.number] += 1
+        self.in_queue[used_at - learner_at_commit] += 1
         # A negative staleness means a wrong version label. It is always a bug, and counts as a
         # violation.
         self.violations += _exceeds(staleness, max_staleness)

@@ -30,6 +30,11 @@ def _returns(read: Callable[[tuple[float, ...]], float]) -> Reader:
     return one(lambda run: read(run.recent_returns) if run.recent_returns else None)
 
 
+def _frames(run: RunStatistics) -> float:
+    """Frames behind the steps of this process. The number of frames of a step is fixed."""
+    return run.ledger.steps_committed * run.env_frames / run.env_steps if run.env_steps else 0
+
+
 def _mean(values: tuple[float, ...]) -> float:
     return sum(values) / len(values)
 
@@ -79,6 +84,17 @@ COMPUTED: tuple[Family, ...] = (
         "queue_oldest_age_seconds",
         "Time since the commit of the oldest trajectory in the queue.",
         one(lambda run: queue_age(run) or 0.0),
+    ),
+    counter(
+        "env_steps",
+        "Environment steps, without those of resets.",
+        one(lambda run: run.ledger.steps_committed),
+    ),
+    counter("env_frames", "Frames of the environments behind those steps.", one(_frames)),
+    counter(
+        "episodes",
+        "Finished episodes of training.",
+        one(lambda run: run.episodes - run.earlier_episodes),
     ),
     counter(
         "component_time_seconds",

@@ -48,13 +48,13 @@ def families_of_role(
 
 
 def histogram_of(counts: Mapping[int, int], edges: tuple[int, ...]) -> Histogram:
-    """Exact counts of whole numbers as a histogram (a negative number, a bug, is in the first
-    bucket).
+    """Exact counts of whole numbers as a histogram. A negative number, a bug, counts as 0: the sum
+    of a histogram must not decrease.
     """
     totals = [0] * (len(edges) + 1)
     for number, count in counts.items():
         totals[next((i for i, edge in enumerate(edges) if number <= edge), -1)] += count
-    total = sum(number * count for number, count in counts.items())
+    total = sum(max(0, number) * count for number, count in counts.items())
     return Histogram(tuple(float(edge) for edge in edges), tuple(totals), float(total))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -60,6 +61,17 @@ def _metric(family: Family, runs: Iterable[RunStatistics]) -> Metric:
     return metric
 
 
+def _with_earlier(run: RunStatistics) -> RunStatistics:
+    """``run``, whose components count since the run's process began, and not since a restart."""
+    if not run.earlier:
+        return run
+    components = tuple(
+        component.after(run.earlier[component.name]) if component.name in run.earlier else component
+        for component in run.components
+    )
+    return replace(run, components=components)
+
+
 def own_families(requests: Mapping[int, int]) -> Iterator[CounterMetricFamily | InfoMetricFamily]:
     """Families of the server itself. ``requests``: number of answered requests by status code."""
     answered = CounterMetricFamily(
@@ -102,7 +114,7 @@ class RunCollector(Collector):
         """All families, from one snapshot of every run. A family that cannot be read is missing,
         and is logged; the others are complete.
         """
-        runs = self._times.correct(tuple(self._runs()))
+        runs = self._times.correct(tuple(map(_with_earlier, self._runs())))
         for family in self._families:
             try:
                 metric = _metric(family, runs)

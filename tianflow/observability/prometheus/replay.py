@@ -54,10 +54,14 @@ REPLAY_COMPUTED: tuple[Family, ...] = (
         "shard",
     ),
     counter(
-        "replay_steps_inserted",
-        "Environment steps stored.",
-        _shards(lambda h: h.inserted_steps),
-        "shard",
+        "replay_items_inserted",
+        "Items inserted.",
+        _replay(lambda r: r.inserts - r.earlier_deletes),
+    ),
+    counter(
+        "replay_items_removed",
+        "Items removed: for room, by staleness, or with their shard.",
+        _replay(lambda r: r.deletes - r.earlier_deletes),
     ),
     gauge(
         "replay_capacity_items",

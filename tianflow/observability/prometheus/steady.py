@@ -19,7 +19,8 @@ of a new clock.
 
 
 class MonotonicTimes:
-    """Remembers the times shown of each component, and corrects them only forwards.
+    """Remembers the times shown of each component, and corrects them only forwards. A component
+    that is gone may come back, so it is remembered, too.
 
     At every scrape the shown times add up to the time since the component's clock began. If a state
     was shown too high, the other states grow slower until the report has caught up.
@@ -29,9 +30,8 @@ class MonotonicTimes:
         self._shown: dict[tuple[str, str], dict[str, float]] = {}
 
     def correct(self, runs: tuple[RunStatistics, ...]) -> tuple[RunStatistics, ...]:
-        """``runs`` with monotonic times. Components that are gone are forgotten."""
-        shown: dict[tuple[str, str], dict[str, float]] = {}
-        corrected = []
+        """``runs`` with monotonic times."""
+        shown, corrected = self._shown, []
         for run in runs:
             components = []
             for component in run.components:
@@ -39,7 +39,6 @@ class MonotonicTimes:
                 shown[key] = steady(self._shown.get(key, {}), component.time.at(run.now))
                 components.append(_with_time(component, shown[key], run.now))
             corrected.append(replace(run, components=tuple(components)))
-        self._shown = shown
         return tuple(corrected)
 
 
