@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tianflow.algorithms.dqn import DQN
@@ -28,6 +32,7 @@ from tianflow.config.off_policy import (
     check,
 )
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
+from tianflow.networks.q_values import ActionRange
 
 SETTINGS: list[Any] = [DQNSettings, R2D2Settings, SACSettings, TD3Settings]
 DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(0,))
@@ -150,6 +155,61 @@ def test_squashed_actions_need_bounds(algorithm: Any, high: tuple[float, float])
     )
     unbounded = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, -1.0), high=high)
     assert "has no bounds, or an empty range" in problems(algorithm, unbounded)["algorithm.name"]
+
+
+def box(*ranges: tuple[float, float]) -> ActionSpec:
+    low, high = zip(*ranges, strict=True)
+    return ActionSpec(kind="box", shape=(len(low),), dtype="float64", low=low, high=high)
+
+
+@pytest.mark.parametrize("algorithm", [SACSettings(), TD3Settings()])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        (-3.4e38, 3.4e38),
+        (-1e300, 1e300),
+        (1e38, 3e38),
+        (-3e38, -1e38),
+        (1.0, 1.0 + 1e-12),
+        (1e8, 1e8 + 4.0),
+        (0.0, 1e-300),
+    ],
+    ids=str,
+)
+def test_a_range_that_float32_cannot_represent_is_refused_by_path(
+    algorithm: Any, limits: tuple[float, float]
+) -> None:
+    said = problems(algorithm, box((-1.0, 1.0), limits))["algorithm.name"]
+    assert f"float32 cannot represent the range {limits[0]:g} to {limits[1]:g} of Test-v0" in said
+    assert {} == problems(PPOSettings(), box(limits))
+
+
+@pytest.mark.parametrize("algorithm", [SACSettings(), TD3Settings()])
+@pytest.mark.parametrize(
+    ("low", "high"), [(-math.inf, 1.0), (0.0, math.inf), (1.0, 1.0), (2.0, 1.0)]
+)
+def test_half_a_bound_and_an_empty_range_are_refused(
+    algorithm: Any, low: float, high: float
+) -> None:
+    said = problems(algorithm, box((low, high)))["algorithm.name"]
+    assert "has no bounds, or an empty range" in said
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+@example(-3.4e38, 3.4e38)
+@example(1e8, 1e8 + 16.0)
+def test_an_accepted_range_gives_finite_actions(low: float, high: float) -> None:
+    spec = box((low, high))
+    if problems(SACSettings(), spec):
+        return
+    scale = ActionRange(spec, torch.device("cpu"))
+    ends = torch.tensor([[-1.0], [0.0], [1.0]])
+    stored = scale.stored(ends)
+    assert torch.isfinite(stored).all()
+    torch.testing.assert_close(scale.scaled(stored), ends, atol=0.05, rtol=0.0)
 
 
 @every_settings

@@ -6,6 +6,7 @@ and distance. This module does not import PyTorch.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 NETWORKS = ("mlp", "nature_cnn", "impala_resnet")
 """Networks whose torsos these algorithms can use."""
+SCALE_ERROR = 0.01
+"""Largest error of an end of a range that is scaled to -1..1."""
 Rate = Annotated[float, Field(ge=0.0)]
 Updates = Annotated[int, Field(ge=0)]
 
@@ -306,6 +309,25 @@ def _check_values(name: str, spec: EnvironmentSpec) -> list[Problem]:
     ]
 
 
+def _scales(low: float, high: float) -> bool:
+    """True if a range can be scaled to -1..1 in float32, as `networks.q_values.ActionRange` does:
+    no sum overflows, and the ends stay apart.
+    """
+    first, last = _float32(low), _float32(high)
+    total, width = _float32(last + first), _float32(last - first)
+    centre, half = _float32(total / 2.0), _float32(width / 2.0)
+    if not (math.isfinite(centre) and 0.0 < half < math.inf):
+        return False
+    scaled = ((end - centre) / half for end in (first, last))
+    return all(
+        abs(found - end) < SCALE_ERROR for found, end in zip(scaled, (-1.0, 1.0), strict=True)
+    )
+
+
+def _float32(number: float) -> float:
+    return ctypes.c_float(number).value
+
+
 def _check_bounds(name: str, spec: EnvironmentSpec) -> list[Problem]:
     """Squashed actions need a bounded range."""
     action = spec.action
@@ -319,15 +341,14 @@ def _check_bounds(name: str, spec: EnvironmentSpec) -> list[Problem]:
                 "dqn or r2d2" if action.kind == "discrete" else "ppo, impala or a2c",
             )
         ]
-    if all(
-        math.isfinite(high - low) and low < high
-        for low, high in zip(action.low, action.high, strict=True)
-    ):
+    ranges = tuple(zip(action.low, action.high, strict=True))
+    if not all(math.isfinite(low) and math.isfinite(high) and low < high for low, high in ranges):
+        found = f"an action of {spec.id} has no bounds, or an empty range"
+    elif (narrow := next((each for each in ranges if not _scales(*each)), None)) is not None:
+        found = f"float32 cannot represent the range {narrow[0]:g} to {narrow[1]:g} of {spec.id}"
+    else:
         return []
-    message = (
-        f"squashes actions into their range, and an action of {spec.id} has no bounds, or an empty "
-        "range"
-    )
+    message = f"squashes actions into their range, and {found}"
     return [
         Problem(
             "algorithm.name", name, message, "ppo, impala or a2c, or a wrapper that bounds actions"
