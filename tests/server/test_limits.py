@@ -427,7 +427,7 @@ async def test_the_read_token_allows_reading_only(door: Door) -> None:
 async def test_half_open_connections_give_way_to_requests(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HALF_OPEN_S", 0.05)
+    monkeypatch.setattr(connections, "STRANGER_S", 0.05)
     async with (
         opened(kind, tmp_path, max_connections=3, max_streams=1) as door,
         AsyncExitStack() as stack,
@@ -444,6 +444,63 @@ async def test_half_open_connections_give_way_to_requests(
         await served[0].read(1024)
         served[1].write(door.head("GET", "/livez"))  # a connection with requests stays
         assert b"200 OK" in await served[0].readuntil(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("kind", ["train", "serve"])
+async def test_strangers_cannot_use_up_the_places_of_authorised_clients(
+    kind: str, tmp_path: Path
+) -> None:
+    """A reserve: the flood is younger than any time limit, and takes every place that it can get."""
+    async with (
+        opened(kind, tmp_path, max_connections=20, max_streams=4) as door,
+        AsyncExitStack() as stack,
+    ):
+        mine = await stack.enter_async_context(door.connected())
+        mine[1].write(door.head("GET", "/api/v1/runs"))
+        assert 200 == (await answer(mine[0]))[0]
+        for number in range(60):
+            _, writer = await stack.enter_async_context(door.connected())
+            if number % 3 == 1:  # an answer without a token, and then silence
+                writer.write(door.head("GET", "/livez", Authorization=""))
+            elif number % 3 == 2:  # a wrong token
+                writer.write(door.head("GET", "/api/v1/runs", Authorization="Bearer no"))
+            if number % 10 == 0:
+                assert 200 == (await door.ask(door.head("GET", "/api/v1/runs")))[0]
+        assert 200 == (await door.ask(door.head("GET", "/api/v1/runs")))[0]
+        mine[1].write(door.head("GET", "/api/v1/runs"))  # an authorised connection stays
+        assert 200 == (await answer(mine[0]))[0]
+
+
+@pytest.mark.parametrize("kind", ["train", "serve"])
+@pytest.mark.parametrize("sent", ["nothing", "open", "wrong"])
+async def test_strangers_that_were_answered_give_way_in_time(
+    kind: str, sent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a reserve, after `STRANGER_S`, whatever a stranger has sent."""
+    monkeypatch.setattr(connections, "STRANGER_S", 0.05)
+    async with (
+        opened(kind, tmp_path, max_connections=3, max_streams=0) as door,
+        AsyncExitStack() as stack,
+    ):
+        for _ in range(3):
+            reader, writer = await stack.enter_async_context(door.connected())
+            if sent != "nothing":
+                wrong = {"Authorization": "" if sent == "open" else "Bearer no"}
+                path = "/livez" if sent == "open" else "/api/v1/runs"
+                writer.write(door.head("GET", path, **wrong))
+                assert (200 if sent == "open" else 401) == (await answer(reader))[0]
+        await asyncio.sleep(0.1)  # longer than they may stay
+        kept = []
+        for _ in range(3):
+            connection = await stack.enter_async_context(door.connected())
+            connection[1].write(door.head("GET", "/api/v1/runs"))
+            assert 200 == (await answer(connection[0]))[0]
+            kept.append(connection)
+        await asyncio.sleep(0.1)
+        problem_of(await door.ask(door.head("GET", "/api/v1/runs")), 503)
+        for reader, writer in kept:  # authorised ones never give way
+            writer.write(door.head("GET", "/api/v1/runs"))
+            assert 200 == (await answer(reader))[0]
 
 
 async def test_a_connection_without_a_request_head_is_closed_in_time(

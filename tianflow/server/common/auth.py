@@ -15,6 +15,7 @@ from aiohttp import web
 
 from tianflow.errors import ConfigError, Problem
 from tianflow.server.common import console
+from tianflow.server.common.connections import note_authorised
 from tianflow.server.common.problems import Handler, ProblemError
 
 OPEN = frozenset({"/livez", "/readyz"}) | console.PATHS
@@ -82,7 +83,8 @@ class Guard:
         """Raise `ProblemError` (400, 401, 403 or 421) if the request is not allowed."""
         self._check_host(request)
         self._check_origin(request)
-        self._check_token(request)
+        if self._check_token(request):
+            note_authorised(request)
 
     def _check_host(self, request: web.Request) -> None:
         host = _hostname(f"//{request.headers.get('Host', '')}")
@@ -109,16 +111,20 @@ class Guard:
             HTTPStatus.FORBIDDEN, "Web pages of another origin may not use this server."
         )
 
-    def _check_token(self, request: web.Request) -> None:
+    def _check_token(self, request: web.Request) -> bool:
+        """True if the request has a valid token, or none is required of any."""
+        if not self._tokens.control:
+            return True
         reading = request.method in READ_METHODS
         is_open = request.path in OPEN or (self._loopback and request.path in OPEN_ON_LOOPBACK)
-        if not self._tokens.control or (reading and is_open):
-            return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         # Both comparisons always run, so that the duration does not reveal which one failed.
         control = _same(given.strip(), self._tokens.control)
         read = _same(given.strip(), self._tokens.read)
-        if scheme.lower() != "bearer" or not (control or read):
+        valid = scheme.lower() == "bearer" and (control or read)
+        if reading and is_open:
+            return valid
+        if not valid:
             raise ProblemError(
                 HTTPStatus.UNAUTHORIZED,
                 "A token is missing; send `Authorization: Bearer TOKEN` (see control.json).",
@@ -128,6 +134,7 @@ class Guard:
             raise ProblemError(
                 HTTPStatus.FORBIDDEN, "This token allows reading only; use the control token."
             )
+        return True
 
 
 def guarded(guard: Guard, *, max_body: int) -> Any:

@@ -3,12 +3,17 @@ client disconnects.
 
 A connection costs a descriptor, a task and some kilobytes before its first request. A connection
 beyond the limit gets a prepared answer of a few hundred bytes, and no task.
+
+A connection is a stranger until a request on it was authorised. Strangers cannot use up the places
+of authorised clients: old ones give way, and a part of the places is a reserve for new connections,
+in which the oldest stranger gives way to the next.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import cast
@@ -28,9 +33,13 @@ LOG_S = 60.0
 """Minimum seconds between two log lines about refusals, so that clients cannot fill the disk."""
 HEAD_S = 10.0
 """Seconds for a new connection to send its first request head."""
-HALF_OPEN_S = 2.0
-"""Seconds after which a connection without a request head gives way to a new one, if all places
-are taken.
+STRANGER_S = 2.0
+"""Seconds after which a connection without an authorised request gives way to a new one, if its
+place is needed.
+"""
+RESERVE = 8
+"""One of so many places is in the reserve. An authorised client sends its first request within
+milliseconds, in which no flood fills the reserve of 36 of 288 places.
 """
 RETRY_AFTER_S = 5
 
@@ -46,14 +55,16 @@ class ConnectionLimiter:
     """
 
     def __init__(self, *, server: Callable[[], asyncio.Protocol], limit: int) -> None:
-        self.server, self._limit = server, limit
+        self.server, self._limit, self._reserve = server, limit, limit // RESERVE
         self.open = 0
         """Number of admitted connections."""
         self.refused = 0
         """Number of refused connections that are still open."""
         self.transports: set[asyncio.Transport] = set()
-        self.half_open: dict[asyncio.Transport, float] = {}
-        """Admitted connections without a request head, oldest first, with their start."""
+        self.strangers: dict[asyncio.Transport, float] = {}
+        """Admitted connections without an authorised request, oldest first, with their start."""
+        self._newest: dict[asyncio.Transport, None] = {}
+        """Strangers in the reserve, oldest first."""
         self.closed = False
         self._logged_at = float("-inf")
         detail = f"The limit of {limit} connections is reached; retry later."
@@ -75,21 +86,51 @@ class ConnectionLimiter:
         for transport in tuple(self.transports):
             transport.abort()
 
-    def has_room(self) -> bool:
-        """True below the limit; otherwise logs the refusal at intervals."""
-        if self.open < self._limit:
-            return True
+    def admit(self, transport: asyncio.Transport) -> bool:
+        """Give a new connection a place, if there is one. Otherwise log the refusal at
+        intervals.
+        """
         now = asyncio.get_running_loop().time()
-        for transport, started in self.half_open.items():
-            if now - started < HALF_OPEN_S:
+        in_reserve = self.open >= self._limit - self._reserve
+        if in_reserve and self._gives_way(self.strangers, started_before=now - STRANGER_S):
+            in_reserve = False
+        elif self.open >= self._limit and not self._gives_way(self._newest):
+            self._log_refusal(now)
+            return False
+        self.open += 1
+        self.strangers[transport] = now
+        if in_reserve:
+            self._newest[transport] = None
+        return True
+
+    def authorised(self, transport: asyncio.Transport) -> None:
+        """A request on this connection was authorised, so it retains its place."""
+        self.strangers.pop(transport, None)
+        self._newest.pop(transport, None)
+
+    def leave(self, transport: asyncio.Transport) -> None:
+        """An admitted connection has ended."""
+        self.open -= 1
+        self.authorised(transport)
+
+    def _gives_way(
+        self, strangers: Iterable[asyncio.Transport], *, started_before: float = math.inf
+    ) -> bool:
+        """Abort the oldest of ``strangers``. Its place is free a turn later. False if there is no
+        such stranger.
+        """
+        for transport in strangers:
+            if self.strangers[transport] > started_before:
                 break
             if not transport.is_closing():
-                transport.abort()  # its place is free a turn later
+                transport.abort()
                 return True
+        return False
+
+    def _log_refusal(self, now: float) -> None:
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
             log.warning("connections are refused", open=self.open, limit=self._limit)
-        return False
 
 
 class LimitedConnection(asyncio.Protocol):
@@ -115,10 +156,8 @@ class LimitedConnection(asyncio.Protocol):
         self._limiter.transports.add(transport)
         if self._limiter.closed:
             transport.abort()
-        elif self._limiter.has_room():
-            self._limiter.open += 1
+        elif self._limiter.admit(transport):
             loop = asyncio.get_running_loop()
-            self._limiter.half_open[transport] = loop.time()
             self._head_timeout = loop.call_later(HEAD_S, transport.abort)
             self._handler = self._limiter.server()
             self._handler.connection_made(transport)
@@ -148,8 +187,11 @@ class LimitedConnection(asyncio.Protocol):
         if self._head_timeout is not None:
             self._head_timeout.cancel()
             self._head_timeout = None
+
+    def authorised(self) -> None:
+        """A request of this connection was authorised."""
         if self._transport is not None:
-            self._limiter.half_open.pop(self._transport, None)
+            self._limiter.authorised(self._transport)
 
     def eof_received(self) -> bool | None:
         """Forward the end of the client's data."""
@@ -170,7 +212,8 @@ class LimitedConnection(asyncio.Protocol):
         if self._transport is not None:
             self._limiter.transports.discard(self._transport)
         if self._handler is not None:
-            self._limiter.open -= 1
+            if self._transport is not None:
+                self._limiter.leave(self._transport)
             self._has_head()
             self._handler.connection_lost(exc)
         elif self._refused is not None:
@@ -199,6 +242,13 @@ def notify_on_disconnect(request: web.Request, callback: Callable[[], None]) -> 
         yield
     finally:
         on_lost.discard(callback)
+
+
+def note_authorised(request: web.Request) -> None:
+    """The connection of ``request`` belongs to an authorised client."""
+    connection = request.transport.get_protocol() if request.transport is not None else None
+    if isinstance(connection, LimitedConnection):
+        connection.authorised()
 
 
 def _encoded(error: ProblemError) -> bytes:
