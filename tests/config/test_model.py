@@ -26,6 +26,7 @@ from tianflow.config.loading import (
     write_config,
 )
 from tianflow.config.model import LIVE, AlgorithmSettings, Config, ImpalaSettings, PPOSettings
+from tianflow.config.problems import innermost
 from tianflow.errors import ConfigError, Problem
 
 TABLES: dict[str, Any] = {
@@ -404,6 +405,12 @@ def test_any_environment_arguments_survive_toml_and_json(kwargs: dict[str, Any])
     assert kwargs == config.env.kwargs
     assert config == load_config(tomllib.loads(to_toml(config)))
     assert config == Config.model_validate_json(config.model_dump_json())
+
+
+def test_problems_of_parents_are_dropped_however_many_there_are() -> None:
+    paths = [f"a{number}.b.c" for number in range(3000)] + ["a1", "a1.b", "a", "a1.bb"]
+    kept = [problem.path for problem in innermost([Problem(path, 1, "no") for path in paths])]
+    assert [*paths[:3000], "a", "a1.bb"] == kept
 
 
 def test_the_models_have_a_json_schema() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.server.test_service import CONTROL, JSON, RUNS, SMALL, World, until, with_a_run
+from tianflow import plugins
 from tianflow.config.loading import load_config
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError
@@ -219,6 +220,28 @@ async def test_text_that_a_file_cannot_hold_is_refused(world: World) -> None:
     )
     response = await world.client.post(RUNS, data=f'{{"config": {config}}}', headers=CONTROL | JSON)
     assert 422 == response.status, await response.text()
+
+
+@pytest.mark.parametrize("section", ["env", "balance", ""])
+async def test_a_submission_of_many_unknown_settings_costs_few_searches(
+    world: World, section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+    nearest = plugins.nearest
+
+    def count(word: str, known: tuple[str, ...], **more: float) -> str:
+        searched.append(word)
+        return nearest(word, known, **more)
+
+    monkeypatch.setattr(plugins, "nearest", count)
+    unknown = {f"max_stalenes{number}": 1 for number in range(2200)}
+    config = SMALL | ({section: SMALL.get(section, {}) | unknown} if section else unknown)
+    response = await world.client.post(
+        RUNS, data=json.dumps({"config": config}), headers=CONTROL | JSON
+    )
+    assert 422 == response.status
+    assert 32 == len((await response.json())["errors"])
+    assert 1 <= len(searched) <= 64
 
 
 async def test_a_number_that_overflows_is_refused_by_its_path(world: World) -> None:

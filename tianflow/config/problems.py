@@ -15,6 +15,10 @@ from tianflow.errors import Problem
 
 NULL_WORDS = frozenset({"", "~", "none", "null", "nil", "nothing", "undefined"})
 """Words that users write for a missing value."""
+MOST_SEARCHES = 64
+"""Number of problems for which the nearest name is searched. A search takes a millisecond, and a
+config from HTTP may have thousands of unknown keys.
+"""
 _BOUNDS = {
     "greater_than": ">",
     "greater_than_equal": ">=",
@@ -35,9 +39,9 @@ _KINDS = {
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
     """One `Problem` per setting in ``error``; alternatives of one setting are merged."""
     found: dict[str, Problem] = {}
-    for details in error.errors(include_url=False):
+    for number, details in enumerate(error.errors(include_url=False)):
         keys = _keys(details["loc"], model)
-        problem = _problem(details, keys, model)
+        problem = _problem(details, keys, model, search=number < MOST_SEARCHES)
         earlier = found.get(problem.path)
         if earlier is None:
             found[problem.path] = problem
@@ -53,11 +57,8 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
 def innermost(problems: Iterable[Problem]) -> list[Problem]:
     """One problem per path, the last one. Problems of a parent path are dropped."""
     found = {problem.path: problem for problem in problems}
-    return [
-        problem
-        for path, problem in found.items()
-        if not any(other.startswith(f"{path}.") for other in found)
-    ]
+    parents = {path[:end] for path in found for end, sign in enumerate(path) if sign == "."}
+    return [problem for path, problem in found.items() if path not in parents]
 
 
 def unknown_key(
@@ -65,6 +66,8 @@ def unknown_key(
     keys: Sequence[str],
     value: object,
     live: Mapping[str, Sequence[str]] | None = None,
+    *,
+    search: bool = True,
 ) -> Problem:
     """The problem of an unknown setting at ``keys``.
 
@@ -75,6 +78,7 @@ def unknown_key(
         keys: path of the setting.
         value: the value given.
         live: settings that would be accepted, by section; None: all of ``model``.
+        search: look for the nearest key.
     """
     *parents, key = keys
     section = _section(model, parents)
@@ -83,8 +87,8 @@ def unknown_key(
         if live is not None
         else tuple(section.model_fields if section else ())
     )
-    nearest = plugins.nearest(key, known)
-    if not nearest:
+    nearest = plugins.nearest(key, known) if search else ""
+    if search and not nearest:
         elsewhere = [
             name
             for name, field in model.model_fields.items()
@@ -111,11 +115,13 @@ def _owner(section: type[BaseModel] | None, parents: Sequence[str]) -> str:
     return f" of {name}" if isinstance(name, str) else ""
 
 
-def _problem(details: ErrorDetails, keys: list[str], model: type[BaseModel]) -> Problem:
+def _problem(
+    details: ErrorDetails, keys: list[str], model: type[BaseModel], *, search: bool
+) -> Problem:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     path = ".".join(keys)
     if kind == "extra_forbidden":
-        return unknown_key(model, keys, value)
+        return unknown_key(model, keys, value, search=search)
     if kind == "missing":
         section = _section(model, keys)
         accepted = (
