@@ -332,13 +332,16 @@ def test_all_runs_are_read_page_by_page(
     tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages = {
-        "/api/v1/runs": {"runs": [{"id": "b"}], "next": "/api/v1/runs?before=2"},
+        "/api/v1/runs": {
+            "runs": [{"id": "b"}],
+            "next": "/api/v1/runs?before=2",
+            "on_disk": [{"id": "by-hand"}],
+        },
         "/api/v1/runs?before=2": {"runs": [{"id": "a"}], "next": None},
     }
     monkeypatch.setattr(client, "send", lambda _contact, _method, path: pages[path])
-    assert ["b", "a"] == [
-        run["id"] for run in client.all_runs(announce_service(tmp_path, control.address))
-    ]
+    runs = list(client.all_runs(announce_service(tmp_path, control.address)))
+    assert [{"id": "b"}, {"id": "a"}, {"id": "by-hand", "on_disk": True}] == runs
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 2**63, [None], date(2026, 1, 31)])

@@ -192,6 +192,15 @@ def test_why_a_run_failed_stands_below_the_table(services: Services, tmp_path: P
     ).stdout.splitlines()[3:]
 
 
+def test_a_run_that_is_only_on_disk_is_told_as_such(services: Services, tmp_path: Path) -> None:
+    reason = "it is on disk and not in the store of this service"
+    found = {"id": "lost", "state": "interrupted", "ended": None, "reasons": [reason]}
+    services.runs = [{"id": "good", **ENDED}, {**found, "on_disk": True}]
+    lines = run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()
+    assert ["lost", "interrupted"] == lines[2].split()[:2]
+    assert [f"lost: {reason}"] == lines[3:]
+
+
 def test_the_console_is_that_of_the_service_or_of_the_run_that_is_named(services: Services) -> None:
     services.going = {"one": {}}
     assert "http://here/#token=t\n" == run("console").stdout

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -21,11 +22,16 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.support.fakes_run import FakeRun
 from tianflow.config.model import Config, HttpSettings
 from tianflow.errors import ConfigError
-from tianflow.rundir.control_file import SERVICE, ControlFile, ProcessIdentity
+from tianflow.rundir.control_file import (
+    SERVICE,
+    ControlFile,
+    ProcessIdentity,
+    process_start_time,
+)
 from tianflow.server.common import console
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
 from tianflow.server.run.server import serve
-from tianflow.server.service import run_manager, run_process
+from tianflow.server.service import routes, run_manager, run_process
 from tianflow.server.service.routes import make_app
 from tianflow.server.service.run_client import RunClient
 from tianflow.server.service.run_manager import RunManager
@@ -627,6 +633,52 @@ async def test_a_list_is_read_page_by_page(world: World) -> None:
     assert first["can_submit"]
     for query in ("limit=0", "limit=501", "limit=x", "before=0", "before=-1"):
         assert 400 == (await world.client.get(f"{RUNS}?{query}", headers=CONTROL)).status
+
+
+async def test_runs_on_disk_that_the_store_does_not_know_are_listed_as_such(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare() -> None:
+        for name in ("broken", "over", "by-hand", "no-run", "known"):
+            world.files.run(name).mkdir(exist_ok=True)
+            if name != "no-run":
+                (world.files.run(name) / "config.toml").touch()
+        summary = json.dumps({"state": "done", "reason": "target"})
+        (world.files.run("over") / "summary.json").write_text(summary)
+        pid = os.getpid()
+        ControlFile(
+            run="by-hand",
+            pid=pid,
+            start_time=process_start_time(pid),
+            address="http://127.0.0.1:9",
+            token="t",
+            read_token="r",
+        ).write(world.files.run("by-hand"))
+
+    await world.submit("known")
+    await until(up(world, "known"))
+    await asyncio.to_thread(prepare)
+    listed = await world.get(RUNS)
+    assert ["known"] == [run["id"] for run in listed["runs"]]
+    assert {"broken": "interrupted", "over": "done", "by-hand": "running"} == {
+        run["id"]: run["state"] for run in listed["on_disk"]
+    }
+    reasons = {run["id"]: run["reasons"][0] for run in listed["on_disk"]}
+    assert "`tianflow train --resume broken` continues it" in reasons["broken"]
+    assert "it answers at http://127.0.0.1:9" in reasons["by-hand"]
+    assert {"over"} == {run["id"] for run in listed["on_disk"] if run["ended"] is not None}
+    refused = await world.client.get(f"{RUNS}/broken", headers=CONTROL)
+    assert 404 == refused.status
+    assert "is on disk and not in the store of this service" in (await refused.json())["detail"]
+    for missing in ("no-run", "nothing"):
+        refused = await world.client.get(f"{RUNS}/{missing}", headers=CONTROL)
+        assert f"Run '{missing}' does not exist." == (await refused.json())["detail"]
+    await asyncio.to_thread(world.files.run("later").mkdir)
+    await asyncio.to_thread((world.files.run("later") / "config.toml").touch)
+    assert "later" not in {run["id"] for run in (await world.get(RUNS))["on_disk"]}
+    monkeypatch.setattr(routes, "DISK_S", 0.0)
+    assert "later" in {run["id"] for run in (await world.get(RUNS))["on_disk"]}
+    assert [] == (await world.get(f"{RUNS}?before=1"))["on_disk"]
 
 
 async def test_a_run_answers_for_itself(world: World) -> None:

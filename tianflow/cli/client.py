@@ -219,12 +219,17 @@ def _name(contact: ControlFile) -> str:
 
 
 def all_runs(manager: ControlFile) -> Iterator[dict[str, Any]]:
-    """Short documents of all runs of a service, newest first. Raises `RequestError`."""
+    """Short documents of all runs of a service, newest first, then those of runs that are only on
+    disk. Raises `RequestError`.
+    """
     path: str | None = "/api/v1/runs"
+    on_disk: list[dict[str, Any]] = []
     while path:
         answer = send(manager, "GET", path)
         yield from answer["runs"]
+        on_disk += answer.get("on_disk", ())
         path = answer.get("next")
+    yield from ({**run, "on_disk": True} for run in on_disk)
 
 
 # Events

@@ -47,7 +47,8 @@ def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson
     elif documents:
         _print(table(documents))
         for document in documents:
-            if document["state"] == "failed" and document.get("reasons"):
+            told = document["state"] == "failed" or document.get("on_disk")
+            if told and document.get("reasons"):
                 echo(f"{document['id']}: {'; '.join(document['reasons'])}")
     else:
         echo(f"no active run in {str(runs_dir)!r}{_inactive(runs_dir)}")

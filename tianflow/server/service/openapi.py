@@ -49,7 +49,10 @@ def document(*, parts: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, A
 
 
 def _paths() -> dict[str, Any]:
-    listed = struct(runs=listing(_short()), next=nullable(TEXT), can_submit=TRUTH)
+    on_disk = struct(id=TEXT, state=TEXT, ended=nullable(NUMBER), reasons=listing(TEXT))
+    listed = struct(
+        runs=listing(_short()), next=nullable(TEXT), on_disk=listing(on_disk), can_submit=TRUTH
+    )
     runs = reading(
         "/api/v1/runs", "Runs in brief, newest first, in pages", answered("Runs", listed)
     )

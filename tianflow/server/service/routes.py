@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -51,6 +51,8 @@ PAGE, LARGEST_PAGE = 50, 500
 """Number of runs in one answer: the default of ``limit``, and the maximum."""
 DEEPEST = 32
 """Maximum levels of a submitted config; arguments of an environment may be nested."""
+DISK_S = 5.0
+"""Seconds between two looks for runs on disk that the store does not know."""
 READY_S = 0.5
 """Seconds that /readyz waits for the store."""
 KEY = "Idempotency-Key"
@@ -141,6 +143,8 @@ class ServiceHandlers:
             allowed,
         )
         self._check = check
+        self._on_disk: Sequence[dict[str, Any]] = ()
+        self._looked_at = float("-inf")
         self._streams, self._relays = EventStreams(limit=max_streams), Relays(client=client)
 
     def routes(self) -> list[web.RouteDef]:
@@ -228,7 +232,24 @@ class ServiceHandlers:
             rows.short(record, self._manager.active.get(record.id), summaries.get(record.id))
             for record in shown
         ]
-        return json_response({"runs": runs, "next": next_page, "can_submit": True})
+        unlisted = await self._unlisted() if before is None else ()
+        return json_response(
+            {"runs": runs, "next": next_page, "on_disk": unlisted, "can_submit": True}
+        )
+
+    async def _unlisted(self) -> Sequence[dict[str, Any]]:
+        """Runs on disk that the store does not know. The directory is read at intervals: a console
+        asks every two seconds.
+        """
+        now = time.monotonic()
+        if now - self._looked_at >= DISK_S:
+            self._looked_at = now
+            # a run is stored before it has a directory, so the store is read last
+            found = await asyncio.to_thread(self._manager.files.found)
+            known = await self._manager.query(self._store.names)
+            only = [name for name in found if name not in known]
+            self._on_disk = await asyncio.to_thread(self._manager.files.unlisted, only)
+        return self._on_disk
 
     async def submit(self, request: web.Request) -> web.Response:
         """Submit a run: 201 with its location. The same `Idempotency-Key` with the same body gives
@@ -361,7 +382,9 @@ class ServiceHandlers:
         name = request.match_info["run"]
         record = await self._manager.query(self._store.get, name)
         if record is None:
-            raise ProblemError(HTTPStatus.NOT_FOUND, f"Run {name!r} does not exist.")
+            on_disk = await asyncio.to_thread(self._manager.files.unlisted_reason, name)
+            more = f" {on_disk.capitalize()}." if on_disk else ""
+            raise ProblemError(HTTPStatus.NOT_FOUND, f"Run {name!r} does not exist.{more}")
         return record, self._manager.active.get(name)
 
     def _checked(self, request: web.Request, body: bytes) -> Config:

@@ -158,6 +158,10 @@ class RunStore:
         """The run that was submitted with an idempotency key; None if the key is new."""
         return self._one("key = ?", key)
 
+    def names(self) -> frozenset[str]:
+        """Names of all runs."""
+        return frozenset(name for (name,) in self._execute("SELECT id FROM runs"))
+
     def startable(self, most: int) -> Sequence[RunRecord]:
         """The first ``most`` runs to start: running ones, then pending ones, each in order of
         submission.

@@ -22,6 +22,7 @@ export class RunsView {
     this.body = h("tbody");
     this.shown = new Map();
     this.none = h("p", { class: "unit", hidden: true }, "No runs yet.");
+    this.onDisk = h("p", { class: "unit", hidden: true });
     this.submit = h("a", { class: "button primary", href: "#/submit", hidden: true }, "Submit a run");
     this.more = h("button", { type: "button", hidden: true, onclick: () => this.showMore() }, "Show older runs");
     const head = h("thead", {}, h("tr", {}, ...COLUMNS.map((name) => h("th", { scope: "col" }, name))));
@@ -30,7 +31,7 @@ export class RunsView {
       "div",
       {},
       h("header", { class: "head" }, h("div", { class: "title" }, h("h1", {}, "Runs"), this.submit)),
-      h("section", { class: "card" }, this.none, scroll, this.more),
+      h("section", { class: "card" }, this.none, scroll, this.more, this.onDisk),
     );
     this.polling = poll(() => this.update(), { every: EVERY_MS, failed: (error) => this.status.lost(error.message) });
   }
@@ -48,9 +49,11 @@ export class RunsView {
     const runs = [];
     let next = RUNS;
     let service = false;
+    const onDisk = [];
     for (let page = 0; page < this.pages && next; page += 1) {
       const { data } = await ask(next);
       runs.push(...(data.runs ?? []));
+      onDisk.push(...(data.on_disk ?? []));
       service = data.can_submit === true;
       next = data.next;
     }
@@ -58,6 +61,8 @@ export class RunsView {
     show(this.submit, service);
     show(this.none, runs.length === 0);
     show(this.more, next);
+    show(this.onDisk, onDisk.length > 0);
+    setText(this.onDisk, `On disk and not in the store of this service: ${onDisk.map((run) => `${run.id} (${run.state})`).join(", ")}`);
     document.title = `${runs.length} runs · tianflow`;
     this.draw(runs);
   }
