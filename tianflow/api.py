@@ -209,7 +209,8 @@ def load_policy(
     """
     from tianflow.policy import LoadedPolicy
 
-    found = CheckpointStore.load(resolve(str(checkpoint), Path(runs_dir)))
+    # an environment may change the working directory
+    found = CheckpointStore.load(resolve(str(checkpoint), Path(runs_dir)).absolute())
     tables, described = found.manifest["config"], found.manifest.get("environment")
     if not isinstance(tables, Mapping):
         raise CheckpointError(f"the manifest of {str(found.path)!r} has no settings")
@@ -364,7 +365,7 @@ def _resumed(config: Config, resume: str, runs_dir: Path) -> Checkpoint:
     A deterministic run repeats bit for bit from a barrier only. So it continues at the newest
     barrier, and repeats the updates after it, unless ``resume`` names a checkpoint.
     """
-    checkpoint = CheckpointStore.load(resolve(resume, runs_dir))
+    checkpoint = CheckpointStore.load(resolve(resume, runs_dir).absolute())
     every, number = config.run.barrier_updates, checkpoint.version.number
     if not config.run.deterministic or number % every == 0:
         return checkpoint

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,132 @@ def dropped(live: LiveRun, reason: str) -> float:
 
 def last_lines(live: LiveRun, number: int) -> str:
     return "\n".join(live.stderr.splitlines()[-number:])
+
+
+WANDERING = '''
+import os
+
+import gymnasium
+import numpy as np
+
+
+class Env(gymnasium.Env):
+    """Leaves the working directory whenever it is made, reset or stepped."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, elsewhere, render_mode=None):
+        self.elsewhere, self.render_mode, self.t = elsewhere, render_mode, 0
+        os.chdir(elsewhere)
+
+    def reset(self, *, seed=None, options=None):
+        os.chdir(self.elsewhere)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        os.chdir(self.elsewhere)
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t >= 10, False, {}
+
+    def render(self):
+        return np.zeros((32, 32, 3), np.uint8)
+'''
+
+
+@pytest.mark.parametrize("launcher", ["processes", "inline"])
+def test_an_environment_that_leaves_the_working_directory_moves_nothing_of_its_run(
+    launcher: str, tmp_path: Path
+) -> None:
+    start, elsewhere = tmp_path / "start", tmp_path / "elsewhere"
+    start.mkdir()
+    elsewhere.mkdir()
+    (start / "wandering.py").write_text(WANDERING)
+    (start / "w.toml").write_text(
+        f"""
+        [env]
+        id = "wandering:Env"
+        num_envs = 2
+        kwargs = {{ elsewhere = "{elsewhere}" }}
+        [algorithm]
+        name = "ppo"
+        [placement]
+        launcher = "{launcher}"
+        [evaluation]
+        every_s = 0.5
+        episodes = 2
+        [checkpoint]
+        every_s = 0.5
+        [metrics]
+        sinks = ["tensorboard"]
+        kwargs = {{ tensorboard = {{ directory = "boards" }} }}
+        [run]
+        name = "w"
+        """
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(harness.ROOT), str(harness.ROOT / "controllers"))),
+    }
+
+    def command(*arguments: str) -> list[str]:
+        return [sys.executable, "-m", "tianflow", *arguments]
+
+    def tell(*arguments: str) -> str:
+        done = subprocess.run(
+            command(*arguments),
+            cwd=start,
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=120.0,
+            check=False,
+        )
+        assert 0 == done.returncode, done.stderr
+        return done.stdout
+
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        live = subprocess.Popen(
+            command("train", "w.toml", "--plain"),
+            cwd=start,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        checkpoints = start / "runs" / "w" / "checkpoints"
+        until(
+            "two checkpoints",
+            lambda: live.poll() is not None or len(list(checkpoints.glob("v*-*"))) >= 2,
+            within_s=harness.START_S,
+            tell=log.read_text,
+        )
+        assert ["w", "running"] == tell("status", "w").splitlines()[1].split()[:2]
+        tell("stop", "w")
+        assert 0 == live.wait(60.0), log.read_text()
+    finally:
+        live.kill()
+        live.wait()
+    assert "mean return 10.00" in tell("eval", "w", "--episodes", "2", "--trust")
+    recorded = tell("eval", "w", "--episodes", "1", "--trust", "--video", "videos")
+    tell("export", "w", "-o", "w.pt2")
+    tell("report", "w")
+    shown = [line.partition(": return")[0] for line in recorded.splitlines() if ".mp4" in line]
+    assert shown
+    assert [True] * len(shown) == [(start / path).is_file() for path in shown]
+    assert {"boards", "runs", "videos", "w.pt2", "w.toml", "wandering.py"} == {
+        path.name for path in start.iterdir()
+    } - {"__pycache__"}
+    assert {"audit.jsonl", "checkpoints", "config.toml", "history.jsonl", "summary.json"} <= {
+        path.name for path in (start / "runs" / "w").iterdir()
+    }
+    assert list((start / "boards").iterdir())
+    assert [] == list(elsewhere.iterdir())
+    assert {"start", "elsewhere", "log"} == {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_run_goes_on_through_everything_that_happens_once(tmp_path: Path) -> None:

@@ -483,3 +483,15 @@ def test_wandb_keeps_a_run_that_is_offline(tmp_path: Path, monkeypatch: pytest.M
         b"CartPole-v1",
     ):
         assert wanted in data
+
+
+@pytest.mark.parametrize(("sink", "argument"), sorted(outlets.DIRECTORIES.items()))
+def test_a_relative_directory_is_that_of_the_start_of_the_run(
+    sink: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {argument: "boards", "other": "boards"}
+    assert {argument: str(tmp_path / "boards"), "other": "boards"} == outlets._with_absolute(
+        sink, given
+    )
+    assert {"path": "boards"} == outlets._with_absolute("my:Sink", {"path": "boards"})

@@ -39,15 +39,17 @@ def evaluate_checkpoint(
     from tianflow.policy import evaluate as play
     from tianflow.rundir.checkpoints import resolve
 
-    path = resolve(checkpoint, runs_dir)
+    # the environment may change the working directory
+    path = resolve(checkpoint, runs_dir).absolute()
+    target = None if video is None else video.absolute()
     policy = api.load_policy(path, runs_dir=runs_dir, trust=trust)
     policy.require_environment()
-    if video is None:
+    if video is None or target is None:
         return play(policy, episodes=episodes)
     recorded = recording.record(
-        policy, video, name=name_of(path), episodes=min(episodes, video_episodes)
+        policy, target, name=name_of(path), episodes=min(episodes, video_episodes)
     )
-    videos = [{**asdict(item), "path": str(item.path)} for item in recorded]
+    videos = [{**asdict(item), "path": str(video / item.path.name)} for item in recorded]
     return {**play(policy, episodes=episodes), "videos": videos}
 
 

@@ -33,12 +33,13 @@ def write_export(
         CheckpointError: the checkpoint does not exist, or is torn.
     """
     _require_writable(output)
+    output = output.absolute()  # a policy's own code may change the working directory
     from tianflow import api
     from tianflow.export import formats
     from tianflow.export.deployed import Deployed
     from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
-    found = CheckpointStore.load(resolve(str(checkpoint), runs_dir))
+    found = CheckpointStore.load(resolve(str(checkpoint), runs_dir).absolute())
     loaded = api.load_policy(found.path, runs_dir=runs_dir, trust=trust)
     write = formats.to_pt2 if output.suffix == ".pt2" else formats.to_onnx
     _replace(output, write(Deployed(loaded), metadata(found, loaded)))

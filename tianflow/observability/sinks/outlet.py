@@ -7,8 +7,9 @@ import contextlib
 import importlib.util
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +22,8 @@ from tianflow.logs import logger
 from tianflow.rundir.history import Row
 
 GROUP = "tianflow.sinks"
+DIRECTORIES: Mapping[str, str] = {"tensorboard": "directory", "wandb": "dir"}
+"""Arguments of shipped sinks that name a directory."""
 CAPACITY = 300
 """Five minutes of rows at one per second; a sink that is unavailable for longer is not expected to
 return.
@@ -163,15 +166,27 @@ def _unknown_arguments(name: str, factory: Any, kwargs: dict[str, Any]) -> list[
     ]
 
 
+def _with_absolute(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a sink, with absolute directories. A sink is made in a thread, and an
+    environment of the same process may change the working directory first.
+    """
+    directory = DIRECTORIES.get(name, "")
+    given = arguments.get(directory)
+    if not isinstance(given, str):
+        return dict(arguments)
+    return {**arguments, directory: str(Path(given).absolute())}
+
+
 def feeders(config: Config, run: SinkRun) -> tuple[SinkFeeder, ...]:
     """One feeder for each of ``metrics.sinks``."""
 
     def maker(name: str) -> Callable[[], Sink]:
         def make() -> Sink:
             factory: Any = plugins.load(GROUP, name, path="metrics.sinks")
-            sink: Sink = factory(run=run, **config.metrics.kwargs.get(name, {}))
+            sink: Sink = factory(run=run, **arguments)
             return sink
 
+        arguments = _with_absolute(name, config.metrics.kwargs.get(name, {}))
         return make
 
     return tuple(SinkFeeder(name=name, make=maker(name)) for name in config.metrics.sinks)
