@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 from typing import Any
 
 import gymnasium
@@ -9,10 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.environments import CounterEnv
+from tests.support.paths import ROOT
 from tianflow.cli import main as cli
 from tianflow.config.model import EnvSettings
 from tianflow.envs import using
 from tianflow.envs.checking import Report, check
+from tianflow.envs.vector import THREADS
 
 
 def checked(name: str, **kwargs: Any) -> Report:
@@ -44,6 +48,42 @@ def test_an_exception_of_an_environment_is_a_problem(where: str) -> None:
     report = checked("tests.support.environments:RaisingEnv", where=where)
     assert not report.usable
     assert "EnvironmentBrokeError" in report.problems[0]
+
+
+class ThreadedEnv(CounterEnv):
+    """Needs the main thread at one moment, as some libraries do."""
+
+    def __init__(self, where: str, what: str) -> None:
+        self._where, self._what = where, what
+        self._fail("constructor")
+        super().__init__()
+
+    def _fail(self, where: str) -> None:
+        if where == self._where:
+            if self._what == "signal":
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            else:
+                asyncio.get_event_loop()
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._fail("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self._fail("step")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
+@pytest.mark.parametrize("what", ["signal", "asyncio"])
+def test_an_environment_that_needs_the_main_thread_is_referred_to_the_documentation(
+    where: str, what: str
+) -> None:
+    (problem,) = checked(f"{__name__}:ThreadedEnv", where=where, what=what).problems
+    assert f"failed in {'its constructor' if where == 'constructor' else where}" in problem
+    assert problem.endswith(THREADS)
+    assert "'Threads'" in THREADS
+    assert "\n## Threads\n" in (ROOT / "docs" / "own-environment.md").read_text()
 
 
 class OutsideEnv(CounterEnv):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ _INITIAL_STEPS = 32
 """Steps with preallocated memory between two calls of `VectorEnvironment.settle`."""
 _FINAL = frozenset({"final_obs", "final_observation"})
 """Keys by which an info shows that environments were reset in the same step."""
+NEEDS_MAIN_THREAD = re.compile(r"\bmain thread\b|no current event loop")
+"""Errors of Python's signal, asyncio and tkinter outside of the main thread."""
+THREADS = (
+    "a run makes, resets and steps environments outside of the main thread; see 'Threads' in "
+    "docs/own-environment.md"
+)
 MODES: dict[str, Autoreset] = {
     "nextstep": "next_step",
     "samestep": "same_step",
@@ -45,8 +52,9 @@ def failed(doing: str, error: BaseException) -> EnvironmentFailedError:
         said = str(error)
     except Exception:  # noqa: BLE001 - str() of a user's exception may raise anything
         said = "(the message is not available)"
+    advice = f"; {THREADS}" if NEEDS_MAIN_THREAD.search(said) else ""
     texts = (
-        f"the environment failed in {doing}: {type(error).__name__}: {said}",
+        f"the environment failed in {doing}: {type(error).__name__}: {said}{advice}",
         "".join(traceback.format_exception(error)),
     )
     return EnvironmentFailedError(
