@@ -169,6 +169,50 @@ def test_the_page_asks_for_a_token_and_the_read_token_changes_nothing(
     watched.reads(".head .state", "running")  # the token lasts as long as the tab
 
 
+def test_numbers_that_arrive_late_or_become_long_move_nothing(
+    live: LiveRun, watched: Watched
+) -> None:
+    """The document of the run is replaced: nothing is known, then short and long numbers."""
+    page = watched.page
+    counts = {"min": 0, "max": 1, "mean": 1, "p99": 1, "count": 9, "counts": {"1": 9}}
+    phases: list[dict[str, object]] = [
+        {"min": None, "max": None, "mean": None, "p99": None, "count": 0, "counts": {}},
+        counts,
+        counts | {"mean": 123.4, "p99": 1234.5, "max": 12},
+        counts | {"mean": 123.4, "p99": 1234, "max": 1234, "min": 100},
+    ]
+    phase = [0]
+
+    def replaced(route: Route) -> None:
+        answer = route.fetch()
+        document = answer.json()
+        number = phase[0]
+        document["staleness"] |= phases[number]
+        if number < 1:
+            del document["staleness"]["violations"]
+        document["evaluation"] = {} if number < 2 else {"mean_return": 123.4, "version": 10.0}
+        document["trajectories"]["dropped"] = {} if number < 2 else {"straggler": 3}
+        if number < 1:
+            document["returns"] = document.get("returns", {}) | {"mean": None}
+        route.fulfill(response=answer, json=document)
+
+    page.route(re.compile(f"/api/v1/runs/{live.name}$"), replaced)
+    page.route(re.compile("/history"), lambda route: route.fulfill(status=404, json={}))
+    opened(watched, live)
+    watched.reads(".head .state", "running")
+    watched.reads("#staleness-now", "–")
+    for top in ("#staleness-title", "#chart-speed"):
+        page.locator(top).scroll_into_view_if_needed()
+        phase[0] = 0
+        watched.reads("#staleness-now", "–")
+        watch_for_jumps(watched, ".diagnosis .says, .big")
+        for number, shown in ((1, "1"), (2, "12"), (3, "1,234"), (1, "1")):
+            phase[0] = number
+            watched.reads("#staleness-now", shown)
+            page.wait_for_timeout(300)  # a shift is reported after the frame that shows it
+        assert_nothing_moved(watched)
+
+
 def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
     page = watched.page
     live.until("a history of five rows", lambda: lines_of(live) >= 5)
@@ -196,22 +240,38 @@ def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
     watched.reads("#connection", "The run and its server have ended.")
 
 
-def nothing_jumps(watched: Watched) -> None:
-    """Changing numbers do not move the layout; only the text of the diagnosis may move its own
-    part.
+def watch_for_jumps(watched: Watched, own: str = ".diagnosis .says") -> None:
+    """Collect in ``window.moved`` each node that moves, with its place and its movement. Texts in
+    ``own`` may move each other.
     """
     watched.page.evaluate(
-        """() => {
+        """(own) => {
             window.moved = [];
-            const own = (node) => node.closest?.(".diagnosis .says");
-            const name = (node) => node.className?.baseVal ?? node.className ?? node.textContent;
-            const look = (entry) => entry.sources.map((source) => source.node).filter((node) => node && !own(node)).map(name);
+            const isOwn = (node) => (node.closest ? node : node.parentElement)?.closest(own);
+            const one = (node) => node.nodeName.toLowerCase() + (node.id ? `#${node.id}` : "")
+                + [...(node.classList ?? [])].map((css) => `.${css}`).join("");
+            const path = (node) => (node && node !== document.body ? [...path(node.parentElement), one(node)] : []);
+            const at = (rect) => `${Math.round(rect.x)},${Math.round(rect.y)} ${Math.round(rect.width)}x${Math.round(rect.height)}`;
+            const told = ({ node, previousRect, currentRect }) =>
+                `${path(node).slice(-4).join(" > ")} "${node.textContent.slice(0, 30)}" from ${at(previousRect)} to ${at(currentRect)}`;
+            const look = (entry) => entry.sources.filter(({ node }) => node && !isOwn(node)).map(told);
             const observer = new PerformanceObserver((list) => list.getEntries().forEach((entry) => window.moved.push(...look(entry))));
             observer.observe({ type: "layout-shift" });
-        }"""
+        }""",
+        own,
     )
+
+
+def assert_nothing_moved(watched: Watched) -> None:
+    moved = watched.page.evaluate("window.moved")
+    assert not moved, "moved:\n" + "\n".join(moved)
+
+
+def nothing_jumps(watched: Watched) -> None:
+    """Changing numbers do not move the layout."""
+    watch_for_jumps(watched)
     until_redrawn(watched, "#chart-speed", times=4)
-    assert [] == watched.page.evaluate("window.moved")
+    assert_nothing_moved(watched)
 
 
 def change_by_keyboard(watched: Watched, live: LiveRun) -> None:
@@ -340,6 +400,11 @@ def test_runs_are_submitted_to_a_service_watched_and_resumed(
     with service(tmp_path / "runs", "--max-runs", "1") as served:
         page.goto(f"{served.control.address}/#token={served.control.token}")
         watched.reads(".card > .unit", "No runs yet.")
+        (tmp_path / "runs" / "lost").mkdir()
+        (tmp_path / "runs" / "lost" / "config.toml").touch()
+        watched.reads(
+            ".card > .hint", "On disk and not in the store of this service: lost (interrupted)"
+        )
         assert f"{served.control.address}/" == page.url, "the token is not left in the address"
         watched.accessible()
         page.get_by_role("link", name="Submit a run").click()

@@ -69,11 +69,12 @@ const LINES = [
     title: "Dropped",
     unit: "trajectories, since the process started",
     whole: true,
-    when: (rows) => rows.some((row) => Object.keys(row.dropped ?? {}).length),
-    lines: (_, rows) =>
-      [...new Set(rows.flatMap((row) => Object.keys(row.dropped ?? {})))]
-        .sort()
-        .map((reason, at) => ({ name: reason, css: `c${at % 8}`, of: (row) => row.dropped?.[reason] ?? 0 })),
+    // shown before the first drop, which would move what is below it
+    lines: (_, rows) => {
+      const reasons = [...new Set(rows.flatMap((row) => Object.keys(row.dropped ?? {})))].sort();
+      if (!reasons.length) return [{ name: "none", css: "c5", of: (row) => (row.dropped ? 0 : NaN) }];
+      return reasons.map((reason, at) => ({ name: reason, css: `c${at % 8}`, of: (row) => row.dropped?.[reason] ?? 0 }));
+    },
   },
   {
     key: "replay-items",

@@ -22,7 +22,7 @@ export class RunsView {
     this.body = h("tbody");
     this.shown = new Map();
     this.none = h("p", { class: "unit", hidden: true }, "No runs yet.");
-    this.onDisk = h("p", { class: "unit", hidden: true });
+    this.onDisk = h("p", { class: "hint", hidden: true });
     this.submit = h("a", { class: "button primary", href: "#/submit", hidden: true }, "Submit a run");
     this.more = h("button", { type: "button", hidden: true, onclick: () => this.showMore() }, "Show older runs");
     const head = h("thead", {}, h("tr", {}, ...COLUMNS.map((name) => h("th", { scope: "col" }, name))));

@@ -37,7 +37,7 @@ export class StalenessPanel {
         "div",
         { class: "figure" },
         h("h2", { id: "staleness-title" }, "Staleness"),
-        h("p", { class: "big" }, this.worst, h("span", { class: "of" }, " of "), this.bound),
+        h("p", { class: "big" }, this.worst, h("span", { class: "of" }, "of"), this.bound),
         this.unit,
         this.facts,
         this.verdict,
@@ -71,9 +71,9 @@ export class StalenessPanel {
   showVerdict(current) {
     const broken = current.violations ?? 0;
     const free = current.bound === "unbounded";
-    this.verdict.className = `verdict-line ${broken ? "bad" : free ? "free" : "good"}`;
-    setText(this.verdict, broken ? `${whole(broken)} above the bound` : free ? "Unbounded" : "Never above the bound");
-    show(this.verdict, current.violations !== undefined);
+    const known = current.violations !== undefined;
+    this.verdict.className = `verdict-line ${!known ? "unknown" : broken ? "bad" : free ? "free" : "good"}`;
+    setText(this.verdict, !known ? "" : broken ? `${whole(broken)} above the bound` : free ? "Unbounded" : "Never above the bound");
   }
 
   /** Whether the run can be changed. */
