@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.e2e.harness import ROOT, SMALL, START_S, assignment, until
+from tests.support.environments import VanishingEnv
 from tianflow.core.process_table import carries, processes
 from tianflow.rundir.control_file import SERVICE, ControlFile
 
@@ -250,10 +251,16 @@ def test_a_stopped_learner_is_told_of_while_the_service_answers(tmp_path: Path) 
         served.until("it is ready again", lambda: served.run("a").get("ready") is True)
 
 
-def test_runs_end_and_the_next_takes_the_place(tmp_path: Path) -> None:
+def test_runs_end_and_the_next_takes_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vanished = tmp_path / "vanished"
+    monkeypatch.setenv(VanishingEnv.VARIABLE, str(vanished))
     with service(tmp_path / "runs", "--max-runs", "1") as served:
         served.submit("a", run__max_updates=20)
-        served.submit("b", env__id="tests.support.environments:NoSuchEnv")
+        # at its submission it can still be made
+        served.submit("b", env__id="tests.support.environments:VanishingEnv")
+        vanished.touch()
         served.submit("c", run__max_updates=20)
         served.until(
             "all have ended",
@@ -265,7 +272,7 @@ def test_runs_end_and_the_next_takes_the_place(tmp_path: Path) -> None:
         }
         assert ("done", "done") == (states["a"][0], states["c"][0])
         assert "failed" == states["b"][0]
-        assert "NoSuchEnv" in states["b"][1][0]
+        assert "the simulator has vanished" in states["b"][1][0]
         assert 20 == served.run("a")["summary"]["updates"]
         assert "a    done" in served.tell("status").stdout
         assert 0 == served.tell("top").returncode

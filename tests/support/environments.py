@@ -168,6 +168,17 @@ class RaisingEnv(FaultyEnv):
         return super().step(action)
 
 
+class VanishingEnv(CounterEnv):
+    """Cannot be made once the file exists that an environment variable names."""
+
+    VARIABLE = "TIANFLOW_TEST_VANISHED"
+
+    def __init__(self) -> None:
+        if Path(os.environ[self.VARIABLE]).exists():
+            raise EnvironmentBrokeError("the simulator has vanished")
+        super().__init__()
+
+
 class SlowEnv(CounterEnv):
     """Takes ``seconds`` for a step; with ``share`` < 1 only that share of steps, drawn at random,
     is slow.
