@@ -4,6 +4,7 @@ want of a GPU or a heavy extra.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import logging
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import structlog
+import typer.testing
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
@@ -25,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background has them ignore SIGINT, and every process they
     # start would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The tree of commands never changes, and typer would build it for every command that a test runs.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # no deadline: how long an example takes says more of the machine than of the code
 settings.register_profile(
