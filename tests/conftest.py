@@ -20,6 +20,8 @@ import typer.testing
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
+from tests.support.effort import FACTOR
+
 REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
 E2E = Path(__file__).parent / "e2e"
 
@@ -34,6 +36,7 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 # no deadline: how long an example takes says more of the machine than of the code
 settings.register_profile(
     "tianflow",
+    max_examples=25 * FACTOR,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
