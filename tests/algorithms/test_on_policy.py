@@ -1000,8 +1000,11 @@ def test_a_batch_on_another_device_gives_the_update_of_a_cpu(
         found = there.step(LearnerBatch({name: array.to(device) for name, array in arrays.items()}))
         there.load_state_dict(there.state_dict())
     assert expected.statistics == pytest.approx(found.statistics, rel=1e-3, abs=1e-5)
-    assert cpu.model.buffer.parameters.numpy() == pytest.approx(
-        there.model.buffer.parameters.numpy(), abs=1e-6
+    np.testing.assert_allclose(
+        there.model.buffer.parameters.numpy(),
+        cpu.model.buffer.parameters.numpy(),
+        rtol=0.0,
+        atol=1e-6,
     )
     assert all(
         torch.allclose(value, there.model.buffer.extras[name])
