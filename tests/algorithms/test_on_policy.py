@@ -959,7 +959,7 @@ def test_values_of_one_state_converge_to_the_truth_through_truncations(algorithm
         arrays[name][...] = 1.0
     arrays["reward"][...], arrays["valid"][...], arrays["terminated"][...] = 1.0, True, False
     arrays["truncated"][...] = (torch.arange(8) % 4 == 3)[:, None]
-    for _ in range(60 if algorithm == "ppo" else 300):
+    for _ in range(40 if algorithm == "ppo" else 200):
         learner.step(LearnerBatch(arrays))
     with torch.no_grad():
         value = learner.model.evaluate(
