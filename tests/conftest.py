@@ -4,6 +4,7 @@ want of a GPU or a heavy extra.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import logging
@@ -15,8 +16,11 @@ from typing import Any
 
 import pytest
 import structlog
+import typer.testing
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
+
+from tests.support.effort import FACTOR
 
 REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
 E2E = Path(__file__).parent / "e2e"
@@ -26,9 +30,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # start would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The tree of commands never changes, and typer would build it for every command that a test runs.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
+
 # no deadline: how long an example takes says more of the machine than of the code
 settings.register_profile(
     "tianflow",
+    max_examples=25 * FACTOR,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -12,13 +13,21 @@ from tests.support.paths import ROOT
 SOURCES = (ROOT / "tianflow", ROOT / "controllers")
 
 
+@cache
+def public_classes(source: str) -> tuple[str, ...]:
+    return tuple(
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+
+
 def owners(modules: Iterable[tuple[str, str]]) -> Mapping[str, list[str]]:
     """{public class: modules that define it} for (name, source) of each module."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, source in modules:
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(name)
+        for owned in public_classes(source):
+            found[owned].append(name)
     return found
 
 

@@ -842,6 +842,7 @@ def test_an_item_without_error_keeps_a_priority_above_zero(name: str) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.e2e
 def test_creating_a_learner_and_an_update_does_not_import_the_compiler() -> None:
     """Constructing torch.optim.Adam would import it: about a second at every start."""
     code = (

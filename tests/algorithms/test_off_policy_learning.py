@@ -139,7 +139,7 @@ def test_dqn_finds_the_values_of_a_chain(n: int, double: bool) -> None:
             np.where(over, generator.integers(4, size=columns), after),
             np.where(over, 0, position + 1),
         )
-    for _ in range(300):
+    for _ in range(150):
         learner.step(windows.draw(settings.batch_size, generator))
     policy.load(learner.flat())
     found = policy.act({"": torch.from_numpy(states[:4])}, {}, None)

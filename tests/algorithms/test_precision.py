@@ -34,7 +34,7 @@ from tianflow.networks import Output
 from tianflow.ops import distributions
 
 CPU = torch.device("cpu")
-IMAGE = LeafSpec("", (84, 84, 4), "uint8")
+IMAGE = LeafSpec("", (44, 44, 4), "uint8")
 BF16 = LearnerSettings(precision="bf16")
 every_actor_critic = pytest.mark.parametrize("algorithm", on_policy.ALGORITHMS)
 every_off_policy = pytest.mark.parametrize("name", off_policy.FACTORIES)

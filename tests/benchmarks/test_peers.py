@@ -382,6 +382,7 @@ class PuffeRL:
 """The part of PufferLib that its script calls. Like the real one, its import leaves a file."""
 
 
+@pytest.mark.e2e
 def test_pufferlib_gets_its_defaults_and_its_leftovers_are_removed(tmp_path: Path) -> None:
     for name, text in PUFFERLIB.items():
         path = tmp_path / "installed" / name

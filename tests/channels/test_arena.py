@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.effort import examples
 from tests.support.worlds import FIRST, small_layout
 from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.memory import heap_arena
@@ -37,7 +38,7 @@ def bounds(array: NDArray[np.generic]) -> tuple[int, int]:
     return np.lib.array_utils.byte_bounds(array)
 
 
-@settings(max_examples=60)
+@examples(15)
 @given(layout=layouts(), capacity=st.integers(1, 9))
 def test_nothing_in_an_arena_overlaps(layout: TrajectoryLayout, capacity: int) -> None:
     arena = heap_arena(layout, capacity)
@@ -56,7 +57,7 @@ def test_nothing_in_an_arena_overlaps(layout: TrajectoryLayout, capacity: int) -
     assert pieces[-1][1] <= end
 
 
-@settings(max_examples=60)
+@examples(15)
 @given(layout=layouts(), capacity=st.integers(1, 5))
 def test_every_array_has_its_shape_and_starts_on_a_cache_line_of_the_buffer(
     layout: TrajectoryLayout, capacity: int

@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.effort import examples
 from tests.support.settings import cartpole
 from tianflow.channels.codec import Codec
 from tianflow.channels.messages import (
@@ -102,7 +103,7 @@ def same(sent: object, arrived: object) -> bool:
 
 
 @pytest.mark.parametrize("cls", SHIPPED, ids=lambda cls: cls.__name__)
-@settings(max_examples=20)
+@examples(5)
 @given(data=st.data())
 def test_every_message_comes_back_the_same(data: st.DataObject, cls: type) -> None:
     sent = data.draw(values(cls))
@@ -110,7 +111,7 @@ def test_every_message_comes_back_the_same(data: st.DataObject, cls: type) -> No
 
 
 @pytest.mark.parametrize("cls", EVENTS.classes, ids=lambda cls: cls.__name__)
-@settings(max_examples=20)
+@examples(5)
 @given(data=st.data())
 def test_every_event_comes_back_the_same(data: st.DataObject, cls: type) -> None:
     sent = data.draw(values(cls))

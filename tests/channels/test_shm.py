@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.effort import FACTOR
 from tests.support.paths import ROOT
 from tests.support.worlds import FIRST, small_layout, tickets
 from tianflow.channels import shm
@@ -345,7 +346,7 @@ def test_a_torn_copy_whose_sum_happens_to_be_right_is_convicted_by_the_label() -
     assert (into == ordered(14)).all()
 
 
-def test_twenty_thousand_reads_beside_a_writer_in_another_process_are_whole_and_never_go_back() -> (
+def test_thousands_of_reads_beside_a_writer_in_another_process_are_whole_and_never_go_back() -> (
     None
 ):
     nbytes = 16 * 1024
@@ -357,7 +358,7 @@ def test_twenty_thousand_reads_beside_a_writer_in_another_process_are_whole_and_
             assert writer.poll() is None
         reads = 0
         while (
-            reads < 20_000 or len(versions) <= 100
+            reads < 5_000 * FACTOR or len(versions) <= 100
         ):  # on one core the two take turns, so it takes more
             reads += 1
             version = reader.read_into(into)

@@ -410,6 +410,7 @@ def test_a_config_may_name_a_module_of_the_current_directory(
     assert "environment: 32 x my_env:MyEnv" in done.stdout
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
 def test_a_command_does_not_need_the_standard_streams(
     tmp_path: Path, closed: tuple[int, ...]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.effort import FACTOR
 from tests.support.settings import cartpole
 from tianflow.channels.arena import Arena
 from tianflow.channels.latest import LatestCell
@@ -472,7 +473,7 @@ def test_frequencies_and_weights_do_not_depend_on_the_number_of_shards(count: in
     masses = several.prioritise(uneven)
     items, whole = len(masses), sum(masses.values())
     assert 4 * (2 * T - 1) * N == items
-    seen, draws = dict.fromkeys(masses, 0), 1500
+    seen, draws = dict.fromkeys(masses, 0), 500 * FACTOR
     for _ in range(draws):
         names, weights = several.draw()
         chances = np.array([masses[name] for name in names]) / whole
@@ -494,13 +495,14 @@ def test_uniform_draws_have_weight_one_over_any_number_of_shards(count: int) -> 
     several = Several(count, alpha=None)
     several.fill(3)
     seen: dict[int, int] = {}
-    for _ in range(800):
+    draws = 300 * FACTOR
+    for _ in range(draws):
         names, weights = several.draw()
         np.testing.assert_allclose(1.0, weights, rtol=1e-6)
         for name in names:
             seen[name] = seen.get(name, 0) + 1
     items = 4 * (3 * T - 1) * N
-    expected = 800 * DRAWN / items
+    expected = draws * DRAWN / items
     assert items == len(seen)
     assert sum((n - expected) ** 2 / expected for n in seen.values()) < items - 1 + 4.5 * np.sqrt(
         2.0 * items

@@ -9,10 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import model_validator
 
+from tests.support.effort import examples
 from tests.support.paths import ROOT
 from tests.support.refusing import full_disk
 from tianflow.config.loading import (
@@ -398,7 +399,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@examples(10)
 @given(st.dictionaries(KEYS, VALUES))
 def test_any_environment_arguments_survive_toml_and_json(kwargs: dict[str, Any]) -> None:
     config = load_config(TABLES | {"env": {"id": "CartPole-v1", "kwargs": kwargs}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,14 @@ def commands(text: str) -> Iterator[str]:
                 yield command.partition("tianflow ")[2]
 
 
+@cache
+def known_commands() -> Any:
+    return typer.main.get_command(app)
+
+
 def named_wrongly(command: str) -> list[str]:
     """Unknown parts of ``command``: its name, or its flags."""
-    known: Any = typer.main.get_command(app)
+    known = known_commands()
     words = command.split()
     while words and hasattr(known, "commands") and not words[0].startswith("-"):  # a group
         if words[0] not in known.commands:

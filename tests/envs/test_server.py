@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -152,12 +153,16 @@ def test_a_client_that_returns_gets_back_what_it_had() -> None:
         assert 1 == server.statistics().abandoned
 
 
-class HugeEnv(EchoEnv):
-    observation_space = gymnasium.spaces.Box(0, 255, (40, 1024, 1024), np.uint8)
+@cache
+def huge_space() -> gymnasium.spaces.Box:
+    """Its bounds are arrays of 40 MiB, which only one test needs."""
+    return gymnasium.spaces.Box(0, 255, (40, 1024, 1024), np.uint8)
 
+
+class HugeEnv(EchoEnv):
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = HugeEnv.observation_space
+        self.observation_space = huge_space()
 
 
 def test_observations_that_fit_in_no_message_are_refused_with_the_count_that_fits() -> None:

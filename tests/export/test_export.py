@@ -230,9 +230,10 @@ def parameters(policy: LoadedPolicy, case: str, inputs: Mapping[str, Any]) -> np
     ("case", "suffix"),
     [
         *((case, ".pt2") for case in CASES),
+        *((case, ".onnx") for case in ("ppo", "recurrent")),
         *(
-            (case, ".onnx")
-            for case in ("ppo", "impala_cnn", "recurrent", "dqn", "r2d2", "sac", "nested")
+            pytest.param(case, ".onnx", marks=pytest.mark.e2e)
+            for case in ("impala_cnn", "dqn", "r2d2", "sac", "nested")
         ),
     ],
 )
@@ -289,6 +290,7 @@ def test_actions_outside_of_a_box_are_clipped_inside_the_program(exported: Expor
     )
 
 
+@pytest.mark.e2e
 def test_a_program_needs_no_tianflow_and_no_pickle(exported: Exported) -> None:
     _, file = exported("recurrent", ".pt2")
     code = """

@@ -24,6 +24,7 @@ class TestInline(LauncherConformance):
     make = InlineLauncher
 
 
+@pytest.mark.e2e
 class TestProcesses(LauncherConformance):
     make = ProcessLauncher
 
@@ -169,7 +170,13 @@ def _nothing_stays_of_a_broken_launcher() -> Iterator[None]:
     LeavesProcess.started, LeavesDescriptor.opened, KeepsSlots.made = (), (), ()
 
 
-@pytest.mark.parametrize(("check", "broken", "message"), BROKEN)
+@pytest.mark.parametrize(
+    ("check", "broken", "message"),
+    [
+        pytest.param(*case, marks=[pytest.mark.e2e] if case[0] in (STARTS, RESTARTS) else [])
+        for case in BROKEN
+    ],
+)
 def test_the_suite_fails_for_a_launcher_that_breaks_the_promise(
     check: str, broken: Callable[[], InlineLauncher], message: str
 ) -> None:

@@ -7,9 +7,10 @@ from collections import Counter
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.effort import examples
 from tianflow.ledger.batch_selection import must_wait_for
 
 
@@ -43,7 +44,7 @@ def best(committed: list[int], open_: list[int], batch: int) -> tuple[int, int]:
     return min(found)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(75)
 @given(committed=slacks, open_=slacks, batch=st.integers(1, 4))
 def test_the_fewest_tickets_are_lost_and_the_fewest_are_waited_for(
     committed: list[int], open_: list[int], batch: int
@@ -57,7 +58,7 @@ def test_the_fewest_tickets_are_lost_and_the_fewest_are_waited_for(
         assert fewest_open == waited
 
 
-@settings(max_examples=300, deadline=None)
+@examples(75)
 @given(
     slacks=st.lists(st.integers(0, 4), min_size=1, max_size=9).map(sorted), batch=st.integers(1, 4)
 )
@@ -135,7 +136,7 @@ def one_at_a_time(committed: list[int], open_: list[int], batch: int) -> int:
     return forced
 
 
-@settings(max_examples=250, deadline=None)
+@examples(62)
 @given(
     committed=st.lists(st.integers(0, 7), max_size=20).map(sorted),
     open_=st.lists(st.integers(0, 7), max_size=20).map(sorted),

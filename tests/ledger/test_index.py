@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.effort import examples
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.ledger.index import LISTED, TicketIndex
@@ -151,7 +152,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestLedgerMachine.settings = examples(20, stateful_step_count=40)
 
 
 def ticket(number: int, state: State, version: Version, at: float) -> Ticket:
@@ -161,7 +162,7 @@ def ticket(number: int, state: State, version: Version, at: float) -> Ticket:
 VERSIONS = st.builds(Version, st.integers(1, 2), st.integers(0, 3))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(50)
 @given(
     tickets=st.lists(
         st.tuples(st.sampled_from(State), VERSIONS, st.sampled_from([0.0, 1.0, 2.0])), max_size=12

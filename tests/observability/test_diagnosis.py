@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.effort import examples
 from tests.support.fakes_run import FakeReplay, FakeRun, make_config
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config
@@ -365,7 +366,7 @@ def test_without_a_ratio_both_sides_are_blocked_by_missing_shards_and_not_by_the
     ),
     slowdown=st.sampled_from([0.0, 2.0]),
 )
-@settings(max_examples=200, deadline=None)
+@examples(50)
 def test_no_statistics_make_the_diagnosis_fail(
     *,
     learner: float,

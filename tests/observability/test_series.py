@@ -58,6 +58,7 @@ async def test_two_hundred_restarts_of_actors_leave_the_number_of_series_as_it_w
         before = series()
         for turn in range(RESTARTS):
             await lose(f"actors-{turn % 2}")
+        await until(lambda: world.run.control.statistics().diagnosis.waits)  # as before
         assert before == series()
         assert {
             ("actors-0", "died"): 1 + RESTARTS // 2,

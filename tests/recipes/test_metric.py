@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.recipes.repository import Repository
 
 FIELD = """    wrappings: float = field(
@@ -18,6 +20,7 @@ def value(text: str, name: str) -> float:
     return float(found)
 
 
+@pytest.mark.e2e
 def test_a_field_that_a_component_fills_is_exported(tmp_path: Path) -> None:
     copy = Repository(tmp_path)
     copy.edit(

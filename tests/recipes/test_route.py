@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.recipes.repository import Repository
 
 
+@pytest.mark.e2e
 def test_a_view_of_a_run_is_served_and_described(tmp_path: Path) -> None:
     copy = Repository(tmp_path)
     app, described = "tianflow/server/run/app.py", "tianflow/server/common/openapi.py"

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.effort import examples
 from tests.support.replay_worlds import LEAVES, STACKS, World, everything
 from tianflow.core.payloads import LeafSpec
 from tianflow.replay import Fifo, Fragment, Shard, ShardSettings, StepStream, find_stacks
@@ -141,7 +142,7 @@ def test_uint8_stays_uint8() -> None:
     ends=st.floats(0.0, 0.9),
     mode=st.sampled_from(["next_step", "same_step"]),
 )
-@settings(max_examples=60)
+@examples(15)
 def test_observations_read_back_are_the_same_whether_stored_as_stacks_or_plain(
     seed: int, odd: float, ends: float, mode: Any
 ) -> None:
@@ -168,7 +169,7 @@ def test_observations_read_back_are_the_same_whether_stored_as_stacks_or_plain(
 
 
 @given(seed=st.integers(0, 2**32), depth=st.integers(2, 5), frames=st.integers(12, 30))
-@settings(max_examples=40)
+@examples(10)
 def test_no_frame_is_lost_or_freed_twice(seed: int, depth: int, frames: int) -> None:
     """The leaf against a list: rows continue any resident row, and the oldest rows are evicted."""
     rng, rows = np.random.default_rng(seed), 10

@@ -9,10 +9,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.effort import examples
 from tests.support.paths import cases
 from tianflow.core.limits import RateLimits
 from tianflow.replay.rate_limiter import Limiter
@@ -421,11 +422,11 @@ class LimiterModel(RuleBasedStateMachine):
 
 
 TestLimiterModel = LimiterModel.TestCase
-TestLimiterModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLimiterModel.settings = examples(15, stateful_step_count=40)
 
 
 @given(spi=st.floats(0.01, 100.0), n=st.integers(1, 1000), ops=st.lists(st.booleans(), max_size=60))
-@settings(max_examples=40)
+@examples(10)
 def test_without_changes_diff_is_inserts_times_ratio_minus_samples(
     spi: float, n: int, ops: list[bool]
 ) -> None:

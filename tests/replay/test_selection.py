@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.effort import examples
 from tests.support.paths import cases
 from tianflow.replay.selection import Fifo, Lifo, PrioritisedSelector, Selector, Uniform
 from tianflow.replay.sum_tree import FEW, SumTree
@@ -163,7 +164,7 @@ def order_of(kind: str, present: list[int], n: int) -> list[int]:
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), seed=st.integers(0, 2**32), capacity=st.integers(1, 12))
-@settings(max_examples=120)
+@examples(30)
 def test_a_selector_holds_the_inserted_items_that_were_not_removed(
     kind: str, seed: int, capacity: int
 ) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.effort import examples
 from tests.support.paths import cases
 from tianflow.core.payloads import LeafSpec
 from tianflow.replay import (
@@ -66,7 +67,7 @@ def model_error(
     n=st.integers(1, 8),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=60)
+@examples(15)
 def test_n_step_errors_are_those_of_a_plain_model(lengths: list[int], n: int, seed: int) -> None:
     rng, rows, count = np.random.default_rng(seed), max(lengths), len(lengths)
     reward, taken, following = rng.standard_normal((3, rows, count))

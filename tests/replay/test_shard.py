@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.effort import examples
 from tests.support.paths import cases
 from tests.support.replay_worlds import LEAVES, STACKS, Mode, Step, World, assert_window, everything
 from tianflow.core.payloads import PRIORITY_EPSILON, LeafSpec
@@ -117,7 +118,7 @@ modes = st.sampled_from(["next_step", "same_step"])
     seed=st.integers(0, 2**32),
 )
 @example(mode="next_step", script=[3, 3, 3], length=9, period=1, environments=2, seed=5)
-@settings(max_examples=100)
+@examples(25)
 def test_items_are_exactly_the_complete_windows_of_the_model(
     *, mode: Mode, script: list[int], length: int, period: int, environments: int, seed: int
 ) -> None:
@@ -142,7 +143,7 @@ def test_items_are_exactly_the_complete_windows_of_the_model(
     frames=st.floats(0.3, 3.0),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=50)
+@examples(12)
 def test_when_rows_frames_or_items_run_out_the_oldest_are_evicted_and_the_rest_stays_correct(
     *, mode: Mode, script: list[int], length: int, period: int, frames: float, seed: int
 ) -> None:

@@ -44,7 +44,11 @@ def runs(tmp_path: Path) -> Path:
 
 def resume(runs: Path, name: str) -> dict[str, Any]:
     """Train ``name`` for five more updates; its summary."""
-    arguments = [f"run.max_updates={UPDATES[name] + 5}", "placement.launcher=inline"]
+    arguments = [
+        f"run.max_updates={UPDATES[name] + 5}",
+        "placement.launcher=inline",
+        "evaluation.episodes=1",
+    ]
     done = CliRunner().invoke(
         cli.app,
         ["train", "--resume", name, "--runs-dir", str(runs), "--no-http", "--json", *arguments],

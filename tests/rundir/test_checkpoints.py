@@ -411,6 +411,7 @@ while True:
 """
 
 
+@pytest.mark.e2e
 def test_a_writer_that_is_killed_again_and_again_loses_nothing_that_it_had_published(
     store: CheckpointStore, directory: Path
 ) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tests.support.effort import examples
 from tests.support.settings import cartpole
 from tianflow.cli import main as cli
 from tianflow.config.model import Config
@@ -214,7 +215,7 @@ EXTREMES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(25)
 @given(
     rates=EXTREMES,
     bound=st.sampled_from([0, 2, "unbounded"]),

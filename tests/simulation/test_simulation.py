@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tests.support.effort import examples
 from tests.support.settings import cartpole
 from tests.support.virtual_time import broken_identity
 from tianflow.cli import main as cli
@@ -255,7 +256,7 @@ def small(case: dict[str, Any]) -> Config:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(15)
 @example(
     case={
         "count": 2,
@@ -319,6 +320,7 @@ def test_the_way_to_the_compute_thread_costs_time_only_if_no_grant_waits_there()
     assert 1.0 == pytest.approx(ahead.updates_per_s, rel=0.01)
 
 
+@pytest.mark.e2e
 def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bound() -> None:
     """More than a run may have. A trajectory takes a few events, however many others exist."""
     hard = rates(
@@ -433,7 +435,7 @@ def test_rates_are_measured_from_the_config_itself() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@examples(50)
 @given(delays=st.lists(st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.0]), max_size=4), max_size=8))
 def test_events_happen_in_order_of_time_and_of_scheduling(delays: list[list[float]]) -> None:
     """Each of the first events schedules more when it happens."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.effort import EVERY
 from tests.support.virtual_time import Settings, World, broken_identity
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import State
@@ -69,10 +70,15 @@ class Chaos:
             )
         self.world.start_learner(self.random.choice([0, 10_000]))
         self.world.check = self.look
+        self.events = 0
         self.world.at(1.0, self.happen)
         self.faults: Counter[str] = Counter()
 
     def look(self) -> None:
+        """A broken identity stays broken, so a later look finds it, too."""
+        self.events += 1
+        if self.events % EVERY:
+            return
         broken = broken_identity(self.world.ledger)
         assert not broken, f"at {self.world.now}: {broken}"
 
@@ -137,7 +143,9 @@ class Chaos:
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.e2e] * (seed >= 8)) for seed in range(SEEDS)]
+)
 def test_no_violation_no_deadlock_and_every_identity_whatever_happens(seed: int) -> None:
     chaos = Chaos(seed)
     chaos.run(UPDATES)
@@ -292,7 +300,7 @@ def test_staleness_is_at_most_what_credits_and_lag_explain(
         actors=12,
         jitter=0.0,
     )
-    seen.run(updates=200)
+    seen.run(updates=100)
     most = -(-credits_ // batch) - 1 + publish_every - 1
     assert most - 1 <= max(trained.staleness for trained in seen.trained) <= most
 

@@ -109,11 +109,11 @@ def serial(config: Config, updates: int) -> dict[str, NDArray[Any]]:
 def test_bound_0_with_one_actor_equals_a_plain_serial_loop(
     tmp_path: Path, name: str, launcher: str
 ) -> None:
-    """Weights, optimiser and generator after 50 updates."""
-    config = make_config(ALGORITHMS[name], launcher, run={"max_updates": 50, "seed": 3})
+    """Weights, optimiser and generator after 20 updates."""
+    config = make_config(ALGORITHMS[name], launcher, run={"max_updates": 20, "seed": 3})
     finished = api.train(config, runs_dir=tmp_path)
-    assert 50 == finished.summary["updates"]
-    assert_same(serial(config, 50), final_state(finished.directory))
+    assert 20 == finished.summary["updates"]
+    assert_same(serial(config, 20), final_state(finished.directory))
 
 
 KINDS: dict[str, dict[str, Mapping[str, object]]] = {
@@ -144,16 +144,16 @@ def test_an_interrupted_and_resumed_deterministic_run_equals_one_that_went_throu
         run = {
             "max_updates": updates,
             "deterministic": True,
-            "barrier_updates": 12,
+            "barrier_updates": 6,
             "seed": 5,
             **sections.pop("run", {}),
         }
         return make_config(algorithm, launcher, run=run, **sections)
 
-    through = api.train(config(24), runs_dir=tmp_path / "through")
-    first = api.train(config(12), runs_dir=tmp_path / "parts")
-    second = api.train(config(24), resume=first.directory, runs_dir=tmp_path / "parts")
-    assert [24, 24] == [through.summary["updates"], second.summary["updates"]]
+    through = api.train(config(12), runs_dir=tmp_path / "through")
+    first = api.train(config(6), runs_dir=tmp_path / "parts")
+    second = api.train(config(12), resume=first.directory, runs_dir=tmp_path / "parts")
+    assert [12, 12] == [through.summary["updates"], second.summary["updates"]]
     assert through.summary["env_steps"] == second.summary["env_steps"]
     assert_same(final_state(through.directory), final_state(second.directory))
 

@@ -1,0 +1,32 @@
+"""How many cases of a property a test tries.
+
+``TIANFLOW_EXAMPLES`` is a factor, 1 by default: `make test` has to be short. CI sets it to 4.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hypothesis import settings
+
+T = TypeVar("T")
+
+FACTOR = max(1, int(os.environ.get("TIANFLOW_EXAMPLES", "1")))
+FULL = 4
+"""The factor at which a test tries every case of a grid, and looks at every event."""
+EVERY = max(1, FULL // FACTOR)
+"""Of so many events a test looks at one."""
+
+
+def examples(count: int, **others: int) -> settings:
+    """Settings of a hypothesis test with ``count`` examples, times the factor."""
+    return settings(max_examples=count * FACTOR, deadline=None, **others)  # type: ignore[arg-type]
+
+
+def some(cases: Sequence[T]) -> Sequence[T]:
+    """Every fifth case of a grid; all of them at the factor `FULL`. The axes of a grid have two to
+    four values, so a step of five meets each of them.
+    """
+    return cases if EVERY == 1 else cases[::5]
