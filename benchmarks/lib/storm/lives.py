@@ -39,7 +39,7 @@ from benchmarks.lib.storm.judges import (
     judge_resume,
 )
 from benchmarks.lib.storm.observers import BOUNDS, Conditions, Observers, Tally
-from benchmarks.lib.storm.plan import Fault, Size, rounds
+from benchmarks.lib.storm.plan import COORDINATOR, Fault, Size, rounds
 from tianflow.errors import CheckpointError
 from tianflow.rundir.checkpoints import CheckpointStore
 
@@ -304,6 +304,8 @@ interval_s = 0.5
             uses, before, after, lost_learners=int(lost), labels=STALENESS_EDGES
         )
         self.findings.add(found)
+        for name in observers.unknown:
+            self._acknowledged.pop(name, None)
         self._acknowledged |= observers.acknowledged
         self._judge_growth(live, opened, memory)
         if end.amid:
@@ -345,8 +347,9 @@ interval_s = 0.5
         injector.strike(faults)
         self._require_alive(live)
         over = time.monotonic()
-        # a stopped fork server kills nothing
-        stops = [fault.seconds for fault in faults if fault.name == f"stop {FORK_SERVER}"]
+        # a stopped fork server kills nothing, and a stopped coordinator watches nothing
+        watchers = {f"stop {FORK_SERVER}", f"stop {COORDINATOR}"}
+        stops = [fault.seconds for fault in faults if fault.name in watchers]
         for fault, host in injector.hangs:
             self._judge_hang(live, observers, fault, host, margin=HANG_MARGIN_S + sum(stops))
         self._recovered(live, observers, over)
