@@ -703,6 +703,24 @@ def test_a_request_makes_exactly_one_process_hang_once(host: Path) -> None:
     assert [] == environment.hung(host, "actors-0")
 
 
+def test_a_hang_is_seen_with_its_time_or_not_at_all(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment.request_hang(host, "actors-0", "step", 0.0)
+    seen: list[list[int]] = []
+    write = Path.write_text
+
+    def looked_at(path: Path, *given: Any, **more: Any) -> int:
+        seen.append(environment.hung(host, "actors-0"))
+        return write(path, *given, **more)
+
+    monkeypatch.setattr(Path, "write_text", looked_at)
+    began = time.monotonic()
+    environment.hang_if_asked("step")
+    assert [[]] == seen
+    assert environment.hung_since(host, "actors-0", os.getpid()) >= began
+
+
 def test_a_learner_that_should_stop_hangs_no_longer(host: Path) -> None:
     environment.request_hang(host, "actors-0", "update", 60.0)
     asked = iter((False, True))
