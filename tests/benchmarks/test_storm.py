@@ -41,6 +41,7 @@ from benchmarks.lib.storm.judges import (
     judge_pair,
     judge_resume,
 )
+from benchmarks.lib.storm.lives import hang_limit
 from benchmarks.lib.storm.observers import Conditions, Observers, Tally, changes
 from benchmarks.lib.storm.plan import Fault
 from benchmarks.studies import storm
@@ -678,6 +679,25 @@ def test_what_this_machine_lacks_is_counted_as_missed(tmp_path: Path) -> None:
         (Fault(0.0, "disk", seconds=0.1), Fault(0.0, "clock", seconds=0.1, shift=60.0))
     )
     assert {"missed disk": 1, "missed clock": 1} == dict(tally.counts)
+
+
+@pytest.mark.parametrize(
+    ("detail", "host", "step_timeout_s", "limit"),
+    [
+        ("constructor", "actors-0", 5.0, 20.0),
+        ("constructor", "evaluator", 5.0, 20.0),
+        ("step", "actors-0", 5.0, 5.0),
+        ("step", "evaluator", 45.0, 15.0),
+        ("reset", "actors-0", 5.0, 20.0),
+        ("reset", "actors-0", 45.0, 45.0),
+        ("reset", "evaluator", 45.0, 15.0),
+    ],
+)
+def test_a_hang_has_the_time_of_what_hangs(
+    detail: str, host: str, step_timeout_s: float, limit: float
+) -> None:
+    fault = Fault(0.0, "hang", host, detail=detail)
+    assert limit == hang_limit(fault, host, plan.LONG, step_timeout_s=step_timeout_s)
 
 
 # Hanging on request

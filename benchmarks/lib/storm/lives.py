@@ -391,11 +391,7 @@ interval_s = 0.5
         """Report a process that hangs for longer than it may, and kill it."""
         if fault.detail == environment.UPDATE:
             return  # it ends by itself; `_recovered` sees the next update
-        limit = self._step_timeout_s
-        if fault.detail == "constructor":
-            limit = self._size.start_timeout_s
-        elif host == "evaluator":
-            limit = self._size.evaluation_timeout_s
+        limit = hang_limit(fault, host, self._size, step_timeout_s=self._step_timeout_s)
         since = environment.hung_since(self._requests, host, pid)
         deadline = since + limit + margin
         while _lives(live, pid, host) and time.monotonic() < deadline:
@@ -514,6 +510,20 @@ interval_s = 0.5
             newest = CheckpointStore(live.directory / "checkpoints", keep=1).newest()
             if newest is not None:
                 self._checkpoint = newest.version.lineage, newest.version.number
+
+
+def hang_limit(fault: Fault, host: str, size: Size, *, step_timeout_s: float) -> float:
+    """Return for how many seconds an environment of ``host`` may hang until its process is killed.
+
+    A reset may be the first one, which has the time of a constructor.
+    """
+    if fault.detail == "constructor":
+        return size.start_timeout_s
+    if host == "evaluator":
+        return size.evaluation_timeout_s
+    if fault.detail == "reset":
+        return max(step_timeout_s, size.start_timeout_s)
+    return step_timeout_s
 
 
 def _lives(live: LiveRun, pid: int, host: str) -> bool:
