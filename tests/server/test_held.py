@@ -6,6 +6,7 @@ Each test sends a table of requests to one server, each on a connection of its o
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -461,6 +462,26 @@ async def test_a_coding_that_the_server_does_not_know_is_not_taken_for_json(
         token=held.control,
     )
     assert {} == await held.refuses({coding: data}, {400, 415, 422})
+
+
+async def test_of_two_changes_for_one_generation_one_is_made_each_of_100_times(
+    tmp_path: Path,
+) -> None:
+    async with opened("train", tmp_path) as door:
+        held = Held(door, tmp_path, "/api/v1/runs/fake")
+        for generation in range(1, 101):
+            lines = (f"Content-Type: {door.content_type}", f'If-Match: "{generation}"')
+            changes = [
+                held.request(
+                    door.path,
+                    *lines,
+                    method="PATCH",
+                    body=json.dumps({"max_staleness": value + generation % 2}).encode(),
+                    token=held.control,
+                )
+                for value in (2, 4)
+            ]
+            assert [200, 412] == sorted(await asyncio.gather(*map(held.status, changes)))
 
 
 # Names of runs and configs
