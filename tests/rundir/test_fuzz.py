@@ -36,6 +36,7 @@ from tianflow.rundir.checkpoints import MANIFEST, CheckpointStore, write_state
 from tianflow.rundir.control_file import NAME
 from tianflow.rundir.history import HistoryFile, read_rows, thinned
 from tianflow.server.service.store import RunStore, StoreError
+from tianflow.simulation.calibration import read_like
 
 EXAMPLES = int(os.environ.get("TIANFLOW_FUZZ_EXAMPLES", "20"))
 pytestmark = pytest.mark.timeout(max(60, EXAMPLES // 10))
@@ -280,6 +281,34 @@ def test_a_history_is_read_merged_and_continued(
     assert ROW["t"] == read_rows(path)[-1]["t"]
 
 
+def steady_rows() -> list[dict[str, Any]]:
+    shares = {"learner": {"busy": 0.5}, "actor": {"busy": 0.8, "waiting:turn": 0.1}}
+    durations = {
+        role: {"count": 9, "mean": 1.0, "spread": 0.5, "skew": 1.0, "apart": 0.1}
+        for role in ("learner", "actor")
+    }
+    steady = {"shares": shares, "durations": durations, "marks": []}
+    return [
+        ROW | steady | {"t": float(t), "updates": 10 * t, "env_steps": 600 * t, "episodes": 40 * t}
+        for t in range(12)
+    ]
+
+
+@fuzz
+@given(data=st.data())
+def test_a_history_gives_rates_or_is_refused(
+    run_folder: Path, tmp_path: Path, data: st.DataObject
+) -> None:
+    shutil.copy(run_folder / "config.toml", tmp_path)
+    rows = steady_rows()
+    lines = [dumped(row) for row in rows]
+    at = data.draw(st.integers(0, len(lines) - 1))
+    lines[at] = data.draw(st.just(lines[at]) | forged(rows[at]))
+    (tmp_path / "history.jsonl").write_bytes(b"\n".join(lines))
+    with quick(), contextlib.suppress(ConfigError):
+        read_like(tmp_path, cartpole())
+
+
 @fuzz
 @given(data=st.data())
 def test_a_store_is_opened_or_refused(
@@ -318,6 +347,8 @@ def test_the_undamaged_files_are_accepted(run_folder: Path, tmp_path: Path) -> N
     (tmp_path / "history.jsonl").write_bytes(dumped(ROW))
     shutil.copy(run_folder / "config.toml", tmp_path)
     report = str(tmp_path / "report.html")
+    (tmp_path / "history.jsonl").write_bytes(b"\n".join(map(dumped, steady_rows())))
+    assert 1.0 > float(str(read_like(tmp_path, cartpole())[0]["update_s"])) > 0.0
     assert [0, 0, 0] == [
         command("train", "--resume", "one", "--runs-dir", runs),
         command("config", "show", str(run_folder / "config.toml")),
