@@ -30,8 +30,10 @@ T = TypeVar("T")
 MARK = "TIANFLOW_BENCHMARK"
 """Environment variable that every process of a run inherits."""
 POLL_S = 0.02
-ANSWER_S = 30.0
-"""Longest wait for an answer. A longer one counts as no answer."""
+ANSWER_S = 60.0
+"""Longest wait for an answer, in which a stopped coordinator may be continued. A longer one counts
+as no answer.
+"""
 FORK_SERVER = "tianflow-forks"
 SHARED_MEMORY = Path("/dev/shm")
 

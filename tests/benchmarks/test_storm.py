@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ from benchmarks.lib.storm.judges import (
     judge_pair,
     judge_resume,
 )
-from benchmarks.lib.storm.observers import Conditions, Tally, changes
+from benchmarks.lib.storm.lives import hang_limit
+from benchmarks.lib.storm.observers import Conditions, Observers, Tally, changes
 from benchmarks.lib.storm.plan import Fault
 from benchmarks.studies import storm
 from tests.support.fakes_run import FakeRun
@@ -68,6 +71,7 @@ def test_every_role_is_killed_and_stopped_and_whatever_can_hang_hangs(replay: bo
     )
     roles = {"learner", "actors", "evaluator", FORK_SERVER} | ({"replay"} if replay else set())
     wanted = {f"{kind} {role}" for kind in ("kill", "stop") for role in roles}
+    wanted.add(f"stop {plan.COORDINATOR}")
     wanted |= {f"hang actors {moment}" for moment in ("step", "reset", "constructor")}
     wanted |= {"hang evaluator step", "hang evaluator reset", "hang learner update"}
     assert wanted | {"disk", "clock", "pause"} == set(struck)
@@ -461,8 +465,8 @@ def test_it_is_quiet_once_every_fault_is_over(monkeypatch: pytest.MonkeyPatch) -
 class FakeLive:
     """A run with one real process, under any role."""
 
-    def __init__(self, role: str, pid: int) -> None:
-        self.alive, self.asked = True, list[str]()
+    def __init__(self, role: str, pid: int, coordinator: Any = None) -> None:
+        self.alive, self.asked, self.process = True, list[str](), coordinator
         self._process = Process(pid, role, "S")
 
     def table(self) -> list[Process]:
@@ -518,6 +522,129 @@ def test_a_stopped_process_goes_on_when_its_time_is_over(tmp_path: Path, victim:
     assert {f"stop {role}": 1, "pause": 1} == dict(tally.counts)
 
 
+def test_a_stopped_coordinator_is_asked_nothing_and_what_is_due_waits_for_it(
+    tmp_path: Path, victim: Any
+) -> None:
+    live, conditions, tally = FakeLive("", 0, victim), Conditions(), Tally()
+    stopped: list[tuple[str, bool]] = []
+    live.request = lambda path, method="GET": (  # type: ignore[method-assign]  # a look amid the round
+        stopped.append((path, state_of(victim.pid) == "T")) or Answer(202, b"", "", 0.0)
+    )
+    faults = (
+        Fault(0.0, "pause", seconds=0.2),
+        Fault(0.1, "stop", plan.COORDINATOR, seconds=0.4),
+        Fault(0.3, "pause", seconds=0.1),
+    )
+    injector(live, tmp_path, tally, conditions).strike(faults)
+    assert [("pause", False), ("resume", False)] == stopped
+    assert not conditions.paused
+    assert {"pause": 1, "missed pause": 1, "stop coordinator": 1} == dict(tally.counts)
+
+
+def test_time_in_which_the_coordinator_was_stopped_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    conditions = Conditions()
+    assert not conditions.sleeps
+    now = 10.0
+    conditions.sleep()
+    now = 15.0
+    assert conditions.sleeps
+    assert 5.0 == conditions.slept(3.0)
+    conditions.wake()
+    now = 40.0
+    assert not conditions.sleeps
+    assert [5.0, 3.0, 0.0] == [conditions.slept(since) for since in (0.0, 12.0, 15.0)]
+
+
+def observers(live: Any, conditions: Conditions, findings: Findings) -> Observers:
+    return Observers(
+        live=live,
+        replay_shards=0,
+        findings=findings,
+        tally=Tally(),
+        conditions=conditions,
+        readiness=ReadinessJudge(8.0, 3.0),
+        seed=1,
+    )
+
+
+class SettingsLive(FakeLive):
+    """A run with settings. ``refuses``: what it answers to changes instead."""
+
+    def __init__(self) -> None:
+        super().__init__("", 0)
+        self.refuses: Answer | None = None
+        self.settings: dict[str, object] = {}
+        self._generation, self._lock = 1, threading.Lock()
+
+    def request(  # type: ignore[override]  # with a body
+        self,
+        path: str,
+        method: str = "GET",
+        body: dict[str, object] | None = None,
+        *,
+        if_match: str = "",
+    ) -> Answer:
+        with self._lock:
+            etag = f'"{self._generation}"'
+            if body is None:
+                return Answer(200, json.dumps(self.settings).encode(), etag, 0.0)
+            if self.refuses is not None:
+                return self.refuses
+            if if_match != etag:
+                return Answer(412, b"", etag, 0.0)
+            self.settings |= body
+            self._generation += 1
+            return Answer(200, b"", f'"{self._generation}"', 0.0)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_change_without_an_answer_is_unknown_and_excused_beside_a_stopped_coordinator(
+    stopped: bool,
+) -> None:
+    live, conditions = SettingsLive(), Conditions()
+    findings = Findings(now=lambda: 0.0, context=conditions.describe, log=lambda _: None)
+    watched = observers(live, conditions, findings)
+    with ThreadPoolExecutor(2) as clients:
+        watched._pair(clients, "balance", 0, 16)
+        assert live.settings == watched.acknowledged
+        if stopped:
+            conditions.sleep()
+            conditions.wake()
+        live.refuses = Answer(0, b"timed out", "", 0.5)
+        watched._pair(clients, "balance", 16, 0)
+        assert {"max_staleness"} == watched.unknown
+        assert {} == watched.acknowledged
+        assert ([] if stopped else ["PATCH balance"]) == [
+            record.finding.subject for record in findings.records
+        ]
+        live.refuses = None
+        watched._pair(clients, "balance", 16, 0)
+    assert live.settings == watched.acknowledged
+    assert set() == watched.unknown
+    assert 6 == len(watched.patches)
+
+
+def test_an_answer_is_not_slow_for_the_time_in_which_the_coordinator_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    conditions = Conditions()
+    findings = Findings(now=lambda: 0.0, context=conditions.describe, log=lambda _: None)
+    watched = observers(FakeLive("", 0), conditions, findings)
+    now = 1.0
+    conditions.sleep()
+    now = 31.0
+    conditions.wake()
+    now = 31.5
+    assert 0.75 == watched._took(Answer(200, b"", "", 30.75))
+    assert 0.25 == watched._took(Answer(200, b"", "", 0.25))
+
+
 def test_a_kill_strikes_only_a_process_that_still_has_its_role(tmp_path: Path, victim: Any) -> None:
     tally = Tally()
     injector(FakeLive("learner", victim.pid), tmp_path, tally).strike(
@@ -554,6 +681,25 @@ def test_what_this_machine_lacks_is_counted_as_missed(tmp_path: Path) -> None:
     assert {"missed disk": 1, "missed clock": 1} == dict(tally.counts)
 
 
+@pytest.mark.parametrize(
+    ("detail", "host", "step_timeout_s", "limit"),
+    [
+        ("constructor", "actors-0", 5.0, 20.0),
+        ("constructor", "evaluator", 5.0, 20.0),
+        ("step", "actors-0", 5.0, 5.0),
+        ("step", "evaluator", 45.0, 15.0),
+        ("reset", "actors-0", 5.0, 20.0),
+        ("reset", "actors-0", 45.0, 45.0),
+        ("reset", "evaluator", 45.0, 15.0),
+    ],
+)
+def test_a_hang_has_the_time_of_what_hangs(
+    detail: str, host: str, step_timeout_s: float, limit: float
+) -> None:
+    fault = Fault(0.0, "hang", host, detail=detail)
+    assert limit == hang_limit(fault, host, plan.LONG, step_timeout_s=step_timeout_s)
+
+
 # Hanging on request
 # --------------------------------------------------------------------------------------------------
 
@@ -575,6 +721,24 @@ def test_a_request_makes_exactly_one_process_hang_once(host: Path) -> None:
     environment.hang_if_asked("step")
     assert [os.getpid()] == environment.forget(host, "actors-0")
     assert [] == environment.hung(host, "actors-0")
+
+
+def test_a_hang_is_seen_with_its_time_or_not_at_all(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment.request_hang(host, "actors-0", "step", 0.0)
+    seen: list[list[int]] = []
+    write = Path.write_text
+
+    def looked_at(path: Path, *given: Any, **more: Any) -> int:
+        seen.append(environment.hung(host, "actors-0"))
+        return write(path, *given, **more)
+
+    monkeypatch.setattr(Path, "write_text", looked_at)
+    began = time.monotonic()
+    environment.hang_if_asked("step")
+    assert [[]] == seen
+    assert environment.hung_since(host, "actors-0", os.getpid()) >= began
 
 
 def test_a_learner_that_should_stop_hangs_no_longer(host: Path) -> None:

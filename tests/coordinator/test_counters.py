@@ -52,6 +52,14 @@ def test_the_mean_exists_once_a_hundred_episodes_have_ended():
     assert tally.mean == 2.0
 
 
+def test_a_million_episodes_take_the_room_of_a_hundred():
+    tally = EpisodeTally()
+    batch = [Episode(1.0, 10)] * 1000
+    for _ in range(1000):
+        tally.add(batch)
+    assert (1_000_000, 100, 100) == (tally.count, len(tally.returns), len(tally.lengths))
+
+
 def test_the_audit_is_kept_in_memory_and_appended_to_the_file(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         journal = AuditLog(path=tmp_path / "audit.jsonl", executor=executor)

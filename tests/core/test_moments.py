@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from statistics import fmean, pstdev
 
@@ -58,6 +59,23 @@ def test_nothing_and_what_is_constant_vary_by_nothing() -> None:
         constant.spread,
         constant.skew,
     )
+
+
+@pytest.mark.parametrize("key", ["count", "mean", "spread", "skew"])
+@pytest.mark.parametrize("value", [1e31, -1e200, 10**400, float("inf"), float("nan")])
+def test_a_summary_that_no_durations_have_is_as_none(key: str, value: float) -> None:
+    summary = {"count": 3, "mean": 1.0, "spread": 0.5, "skew": 1.0}
+    assert Moments() == Moments.read(summary | {key: value})
+
+
+@pytest.mark.parametrize("mean", [1e-110, 1e-200, 1e30, -1e30])
+@pytest.mark.parametrize("spread", [1.0, 1e30, -1e30])
+@pytest.mark.parametrize("count", [1, 10**30, -3])
+def test_the_smallest_and_greatest_values_have_a_summary(
+    mean: float, spread: float, count: int
+) -> None:
+    summary = {"count": count, "mean": mean, "spread": spread, "skew": 1e30}
+    assert all(math.isfinite(value) for value in Moments.read(summary).summary().values())
 
 
 def test_actors_that_differ_are_told_from_trajectories_that_do() -> None:

@@ -6,10 +6,13 @@ A ``folder`` remembers, across processes and restarts, what has happened already
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,3 +169,71 @@ class SlowResetEnv(CounterEnv):
         if in_a_host():
             time.sleep(self._reset_s)
         return super().reset(seed=seed)
+
+
+class MarkedEnv(CounterEnv):
+    """In a host, each step raises an error with the text ``label``."""
+
+    def __init__(self, label: str, **counter: Any) -> None:
+        super().__init__(**counter)
+        self._label = label
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
+        if in_a_host():
+            raise EnvironmentBrokeError(self._label)
+        return super().step(action)
+
+
+class HostileEnv(CounterEnv):
+    """In a host of actors each of ``ways`` happens once in the run, each after ``every`` more steps
+    of some environment. It attacks the process, its parent, or the result of the step.
+    """
+
+    def __init__(self, folder: str, ways: tuple[str, ...], every: int = 20, **counter: Any) -> None:
+        super().__init__(**counter)
+        self._folder, self._every, self._steps = folder, every, 0
+        self._ways = ways if os.environ.get("TIANFLOW_HOST", "").startswith("actors") else ()
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
+        self._steps += 1
+        stepped = super().step(action)
+        if self._steps % self._every:
+            return stepped
+        way = next((way for way in self._ways if claim(self._folder, way)), None)
+        if way in ATTACKS:
+            ATTACKS[way]()
+        return RESULTS[way](stepped) if way in RESULTS else stepped  # type: ignore[no-any-return]  # not always a step
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def _start_threads() -> None:
+    for _ in range(40):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+ATTACKS: Mapping[str, Callable[[], object]] = {
+    "exit": lambda: sys.exit(0),
+    "segfault": lambda: ctypes.string_at(0),
+    "spin": _spin,
+    "hold the interpreter": lambda: ctypes.PyDLL(None).sleep(3600),  # it does not release the lock
+    "stop itself": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "kill its parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
+    "close descriptors": lambda: os.closerange(3, 4096),
+    "close standard streams": lambda: os.closerange(0, 3),
+    "block signals": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()),
+    "change the mask of files": lambda: os.umask(0),
+    "change the directory": lambda: os.chdir("/"),
+    "clear the environment": os.environ.clear,
+    "start threads": _start_threads,
+}
+RESULTS: Mapping[str, Callable[[tuple[Any, ...]], Any]] = {
+    "nothing": lambda _: None,
+    "two values": lambda stepped: stepped[:2],
+    "another shape": lambda stepped: (np.zeros(7, np.float32), *stepped[1:]),
+    "another type": lambda stepped: ("x", *stepped[1:]),
+    "no reward": lambda stepped: (stepped[0], None, *stepped[2:]),
+}

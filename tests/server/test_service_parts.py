@@ -138,8 +138,11 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     other = sqlite3.connect(path)
     other.execute("PRAGMA user_version = 99")
     other.close()
+    before = path.read_bytes()
     with pytest.raises(StoreError, match="format 99"):
         RunStore(path)
+    assert [path] == list(tmp_path.iterdir())
+    assert before == path.read_bytes()
 
 
 def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:

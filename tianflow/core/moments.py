@@ -11,6 +11,8 @@ from tianflow.core.statistics import ComponentStatistics, Histogram
 
 TIMED = {"actor": "trajectory_seconds", "learner": "update_seconds"}
 """Distribution of the repeated work of a component, by role."""
+GREATEST = 1e30
+"""Of a value in a summary, so that no sum of powers overflows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,16 @@ class Moments:
 
     @classmethod
     def read(cls, summary: Mapping[str, Any]) -> Moments:
-        """The moments behind a `summary`; missing values are 0."""
-        count, mean = int(summary.get("count") or 0), float(summary.get("mean") or 0.0)
-        deviation = mean * float(summary.get("spread") or 0.0)
-        third = float(summary.get("skew") or 0.0) * deviation**3
+        """The moments behind a `summary`; missing values are 0.
+
+        None at all if a value is one that no duration has, as in a damaged file.
+        """
+        values = [summary.get(key) or 0.0 for key in ("count", "mean", "spread", "skew")]
+        if not all(abs(value) <= GREATEST for value in values):  # nor NaN
+            return cls()
+        count, (mean, spread, skew) = int(values[0]), map(float, values[1:])
+        deviation = mean * spread
+        third = skew * deviation**3
         return cls(
             count,
             count * mean,
@@ -81,10 +89,11 @@ class Moments:
         """Third central moment over the cube of the standard deviation; 0 if the values differ only
         by rounding.
         """
-        if self.spread < 1e-3:
+        cube = self.variance**1.5
+        if self.spread < 1e-3 or not cube:
             return 0.0
         third = self.cubes / self.count - 3 * self.mean * self.variance - self.mean**3
-        return float(third / self.variance**1.5)
+        return float(third / cube)
 
     def summary(self) -> dict[str, float]:
         """Count, mean, spread and skew."""

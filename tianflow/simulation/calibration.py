@@ -90,7 +90,7 @@ def _spreads(spans: Sequence[tuple[Row, Row]]) -> dict[str, object]:
     if learner.count >= LEAST_COUNT:
         found |= {"update_spread": learner.spread, "update_skew": learner.skew}
     if actor.count >= LEAST_COUNT:
-        apart = min(actor.spread, _apart(spans))
+        apart = max(0.0, min(actor.spread, _apart(spans)))
         found |= {"trajectory_spread": math.sqrt(actor.spread**2 - apart**2), "actor_spread": apart}
         # If actors differ by more than the trajectories of one, the common skew does not describe
         # one actor.

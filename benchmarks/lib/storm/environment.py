@@ -1,7 +1,7 @@
 """The environment and the algorithms of the storm. They hang on request.
 
 A request is a file ``hang-ROLE-MOMENT`` in the folder of the storm. The first process of that role
-that reaches that moment renames the file to ``hung-ROLE-PID``, writes the time, and hangs.
+that reaches that moment takes the file, leaves the time in ``hung-ROLE-PID``, and hangs.
 """
 
 from __future__ import annotations
@@ -73,14 +73,15 @@ def hang_if_asked(moment: str, give_up: Callable[[], bool] = lambda: False) -> N
     folder, role = os.environ.get(FOLDER), os.environ.get("TIANFLOW_HOST")
     if folder is None or role is None:
         return
-    request, mine = f"{folder}/hang-{role}-{moment}", f"{folder}/hung-{role}-{os.getpid()}"
+    request, mine = f"{folder}/hang-{role}-{moment}", f"{folder}/.{role}-{os.getpid()}"
     try:
         os.rename(request, mine)  # noqa: PTH104 - every step tries it, and a Path costs more
     except OSError:
         return
-    began = time.monotonic()
-    deadline = began + float(Path(mine).read_text(encoding="utf-8"))
-    Path(mine).write_text(str(began), encoding="utf-8")
+    taken, began = Path(mine), time.monotonic()
+    deadline = began + float(taken.read_text(encoding="utf-8"))
+    taken.write_text(str(began), encoding="utf-8")
+    taken.replace(f"{folder}/hung-{role}-{os.getpid()}")  # a reader sees the whole time or no file
     while time.monotonic() < deadline and not give_up():
         time.sleep(_POLL_S)
 

@@ -16,11 +16,12 @@ from benchmarks.lib.storm import environment
 from benchmarks.lib.storm.clock import WallClock
 from benchmarks.lib.storm.disk import SmallDisk
 from benchmarks.lib.storm.observers import Conditions, Tally
-from benchmarks.lib.storm.plan import Fault
+from benchmarks.lib.storm.plan import COORDINATOR, Fault
 
 FOR_EVER_S = 3600.0
 """An environment that hangs does so until its process is killed."""
 REFILL_S = 0.3
+AWAKE_POLL_S = 0.1
 
 
 @dataclass(eq=False, slots=True)
@@ -129,10 +130,23 @@ class Injector:
         return _nothing if victim and self._send(victim, signal.SIGKILL) else None
 
     def _stop(self, fault: Fault) -> Callable[[], object] | None:
+        if fault.role == COORDINATOR:
+            return self._stop_coordinator()
         victim = self._victim(fault)
         if victim is None or not self._send(victim, signal.SIGSTOP):
             return None
         return lambda: self._send(victim, signal.SIGCONT)
+
+    def _stop_coordinator(self) -> Callable[[], object]:
+        # no other process has its number before it is reaped
+        self._conditions.sleep()
+        self._live.process.send_signal(signal.SIGSTOP)
+
+        def wake() -> None:
+            self._live.process.send_signal(signal.SIGCONT)
+            self._conditions.wake()
+
+        return wake
 
     def _hang(self, fault: Fault) -> Callable[[], object] | None:
         victim = self._victim(fault)
@@ -170,11 +184,19 @@ class Injector:
         return lambda: clock.shift(0.0)
 
     def _pause(self, _fault: Fault) -> Callable[[], object] | None:
-        if self._live.request(self._live.resource("pause"), "POST").status != 202:
+        if (
+            self._conditions.sleeps
+            or self._live.request(self._live.resource("pause"), "POST").status != 202
+        ):
             return None
         self._conditions.paused = True
 
         def go_on() -> None:
+            if (
+                self._conditions.sleeps and self._live.alive
+            ):  # the wake is due on this thread, so a request may not wait
+                self._at(time.monotonic() + AWAKE_POLL_S, go_on)
+                return
             self._live.request(self._live.resource("resume"), "POST")
             self._conditions.paused = False
 

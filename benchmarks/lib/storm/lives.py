@@ -39,7 +39,7 @@ from benchmarks.lib.storm.judges import (
     judge_resume,
 )
 from benchmarks.lib.storm.observers import BOUNDS, Conditions, Observers, Tally
-from benchmarks.lib.storm.plan import Fault, Size, rounds
+from benchmarks.lib.storm.plan import COORDINATOR, Fault, Size, rounds
 from tianflow.errors import CheckpointError
 from tianflow.rundir.checkpoints import CheckpointStore
 
@@ -304,6 +304,8 @@ interval_s = 0.5
             uses, before, after, lost_learners=int(lost), labels=STALENESS_EDGES
         )
         self.findings.add(found)
+        for name in observers.unknown:
+            self._acknowledged.pop(name, None)
         self._acknowledged |= observers.acknowledged
         self._judge_growth(live, opened, memory)
         if end.amid:
@@ -345,8 +347,9 @@ interval_s = 0.5
         injector.strike(faults)
         self._require_alive(live)
         over = time.monotonic()
-        # a stopped fork server kills nothing
-        stops = [fault.seconds for fault in faults if fault.name == f"stop {FORK_SERVER}"]
+        # a stopped fork server kills nothing, and a stopped coordinator watches nothing
+        watchers = {f"stop {FORK_SERVER}", f"stop {COORDINATOR}"}
+        stops = [fault.seconds for fault in faults if fault.name in watchers]
         for fault, host in injector.hangs:
             self._judge_hang(live, observers, fault, host, margin=HANG_MARGIN_S + sum(stops))
         self._recovered(live, observers, over)
@@ -388,11 +391,7 @@ interval_s = 0.5
         """Report a process that hangs for longer than it may, and kill it."""
         if fault.detail == environment.UPDATE:
             return  # it ends by itself; `_recovered` sees the next update
-        limit = self._step_timeout_s
-        if fault.detail == "constructor":
-            limit = self._size.start_timeout_s
-        elif host == "evaluator":
-            limit = self._size.evaluation_timeout_s
+        limit = hang_limit(fault, host, self._size, step_timeout_s=self._step_timeout_s)
         since = environment.hung_since(self._requests, host, pid)
         deadline = since + limit + margin
         while _lives(live, pid, host) and time.monotonic() < deadline:
@@ -511,6 +510,20 @@ interval_s = 0.5
             newest = CheckpointStore(live.directory / "checkpoints", keep=1).newest()
             if newest is not None:
                 self._checkpoint = newest.version.lineage, newest.version.number
+
+
+def hang_limit(fault: Fault, host: str, size: Size, *, step_timeout_s: float) -> float:
+    """Return for how many seconds an environment of ``host`` may hang until its process is killed.
+
+    A reset may be the first one, which has the time of a constructor.
+    """
+    if fault.detail == "constructor":
+        return size.start_timeout_s
+    if host == "evaluator":
+        return size.evaluation_timeout_s
+    if fault.detail == "reset":
+        return max(step_timeout_s, size.start_timeout_s)
+    return step_timeout_s
 
 
 def _lives(live: LiveRun, pid: int, host: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import threading
 import time
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from benchmarks.lib.live_run import LiveRun, Scrape, waited_for_cpu
+from benchmarks.lib.live_run import Answer, LiveRun, Scrape, waited_for_cpu
 from benchmarks.lib.storm.judges import (
     Findings,
     MetricsJudge,
@@ -22,10 +23,14 @@ from benchmarks.lib.storm.judges import (
     judge_pair,
 )
 
+CHANGED = (200, 412)
+"""The answers to a change: it is in force, or another client was first."""
 LIVE_LIMIT_S = 1.0
 """Longest time that an answer of ``/livez`` may take."""
 LIVE_EVERY_S, READY_EVERY_S, SCRAPE_EVERY_S, TABLE_EVERY_S = 0.2, 0.25, 0.4, 0.25
 METRONOME_S = 0.01
+WAKING_S = 1.0
+"""Time in which a coordinator that was stopped may still answer that it is stuck."""
 BOUNDS, ACTORS = (0, 16), (1, 64)
 PATIENCE_S = (0.2, 3.0)
 """Shortest and longest pause between two pairs of changes."""
@@ -48,6 +53,7 @@ class Conditions:
         self._lock = threading.Lock()
         self._active: Counter[str] = Counter()
         self._quiet_since: float | None = time.monotonic()
+        self._sleeps: list[tuple[float, float]] = []
         self.paused = False
         self.life = 0
 
@@ -64,6 +70,29 @@ class Conditions:
             self._active = +self._active
             if not self._active:
                 self._quiet_since = time.monotonic()
+
+    def sleep(self) -> None:
+        """The coordinator is about to be stopped."""
+        with self._lock:
+            self._sleeps.append((time.monotonic(), math.inf))
+
+    def wake(self) -> None:
+        """The coordinator was continued."""
+        with self._lock:
+            began, _ = self._sleeps.pop()
+            self._sleeps.append((began, time.monotonic()))
+
+    @property
+    def sleeps(self) -> bool:
+        """True while the coordinator is stopped."""
+        with self._lock:
+            return bool(self._sleeps) and self._sleeps[-1][1] == math.inf
+
+    def slept(self, since: float) -> float:
+        """Return for how many seconds from ``since`` until now the coordinator was stopped."""
+        now = time.monotonic()
+        with self._lock:
+            return sum(max(0.0, min(end, now) - max(begin, since)) for begin, end in self._sleeps)
 
     @property
     def quiet_since(self) -> float | None:
@@ -169,11 +198,13 @@ class Observers:
         self._errors: list[BaseException] = []
         self._updates, self.updated = -1.0, 0.0
         self.patches: list[Patch] = []
-        """Changes that were answered, in the order of their pairs."""
+        """All changes, in the order of their pairs. Status 0: no answer."""
         self.generations: list[tuple[float, int]] = []
         """(time, generation of the settings in force at the learner) of every scrape."""
         self.acknowledged: dict[str, int] = {}
         """The newest acknowledged value of each setting."""
+        self.unknown: set[str] = set()
+        """Settings whose last change was not answered."""
 
     def __enter__(self) -> Self:
         for work in (
@@ -213,14 +244,21 @@ class Observers:
         while not self._over.wait(seconds):
             yield
 
-    def _answered(self, path: str, status: int, body: bytes, expected: tuple[int, ...]) -> bool:
+    def _answered(self, path: str, answer: Answer, expected: tuple[int, ...]) -> bool:
         """Report an answer that no living run may give."""
-        if status in expected:
+        if answer.status in expected:
             return True
-        if self._live.alive and not self._ending.is_set():
-            detail = f"{status or 'no answer'}: {body[:300].decode(errors='replace')}"
+        asked = time.monotonic() - answer.seconds
+        stopped = self._conditions.slept(asked - WAKING_S) > 0
+        if self._live.alive and not self._ending.is_set() and not stopped:
+            detail = f"{answer.status or 'no answer'}: {answer.body[:300].decode(errors='replace')}"
             self._findings.report("answer", path, detail)
         return False
+
+    def _took(self, answer: Answer) -> float:
+        """Return the seconds of an answer without those in which the coordinator was stopped."""
+        slept = self._conditions.slept(time.monotonic() - answer.seconds)
+        return max(0.0, answer.seconds - slept)
 
     # Metrics
     # ----------------------------------------------------------------------------------------------
@@ -228,8 +266,8 @@ class Observers:
     def scrape(self) -> Scrape | None:
         """Read and judge ``/metrics``. None if it did not answer."""
         answer, scrape = self._live.scrape()
-        self._tally.answered("/metrics", answer.seconds)
-        self._answered("/metrics", answer.status, answer.body, (200,))
+        self._tally.answered("/metrics", self._took(answer))
+        self._answered("/metrics", answer, (200,))
         return scrape
 
     def _scrapes(self) -> None:
@@ -257,14 +295,15 @@ class Observers:
                 answer = self._live.request("/livez")
                 late = metronome.take()
                 waited = max(0.0, waited_for_cpu(self._live.process.pid) - waited)
-                if not self._answered("/livez", answer.status, answer.body, (200,)):
+                took = self._took(answer)
+                if not self._answered("/livez", answer, (200,)):
                     continue
-                own = max(0.0, answer.seconds - late - waited)
-                self._tally.answered("/livez", answer.seconds)
+                own = max(0.0, took - late - waited)
+                self._tally.answered("/livez", took)
                 self._tally.measured("/livez without waits for a core", own)
                 if own > LIVE_LIMIT_S:
                     detail = (
-                        f"took {answer.seconds:.2f} s; the prober was {late:.2f} s late, and the "
+                        f"took {took:.2f} s; the prober was {late:.2f} s late, and the "
                         f"coordinator waited {waited:.2f} s for a core"
                     )
                     self._findings.report("slow", "/livez", detail)
@@ -298,8 +337,10 @@ class Observers:
             with self._watch_lock:
                 broken, whole = self._watch.broken(before), self._watch.whole
             answer = self._live.request("/readyz")
-            self._tally.answered("/readyz", answer.seconds)
-            if not self._answered("/readyz", answer.status, answer.body, (200, 503)):
+            self._tally.answered("/readyz", self._took(answer))
+            if not self._answered("/readyz", answer, (200, 503)):
+                continue
+            if self._conditions.slept(before) > 0:  # it could not look at its hosts
                 continue
             self._look()  # what was broken before the request and is so now was so meanwhile
             with self._watch_lock:
@@ -333,23 +374,25 @@ class Observers:
     def _pair(self, clients: ThreadPoolExecutor, resource: str, one: int, other: int) -> None:
         """Let two clients read one generation, and change it at once."""
         seen = self._live.request(self._live.resource(resource))
-        if not self._answered(f"GET {resource}", seen.status, seen.body, (200,)):
+        if not self._answered(f"GET {resource}", seen, (200,)):
             return
         line = threading.Barrier(2)
         asked = [
             clients.submit(self._change, line, resource, value, seen.etag) for value in (one, other)
         ]
-        pair = [future.result() for future in asked]
-        if any(patch is None for patch in pair):
+        patches = sorted((future.result() for future in asked), key=lambda patch: patch.sent)
+        self.patches += patches
+        name = RESOURCES[resource][0]
+        if any(patch.status not in CHANGED for patch in patches):
+            self.acknowledged.pop(name, None)  # the change may be in force without an answer
+            self.unknown.add(name)
             return
-        patches = [patch for patch in pair if patch is not None]
         self._findings.add(judge_pair(*patches))
         self._tally.count("pairs of changes")
-        self.patches += sorted(patches, key=lambda patch: patch.sent)
-        name = RESOURCES[resource][0]
         for patch in patches:
             if patch.status == 200:
                 self.acknowledged[name] = patch.value
+                self.unknown.discard(name)
                 self._tally.count(f"{name} = {patch.value}")
         now = self._live.request(self._live.resource(resource))
         if now.status == 200 and name in self.acknowledged:
@@ -358,16 +401,13 @@ class Observers:
                 detail = f"{name} is {found}, acknowledged was {self.acknowledged[name]}"
                 self._findings.report("two clients", f"{resource} in force", detail)
 
-    def _change(
-        self, line: threading.Barrier, resource: str, value: int, etag: str
-    ) -> Patch | None:
+    def _change(self, line: threading.Barrier, resource: str, value: int, etag: str) -> Patch:
         line.wait()
         sent = time.monotonic()
         body: dict[str, Any] = {RESOURCES[resource][0]: value}
         path = self._live.resource(resource)
         answer = self._live.request(path, "PATCH", body, if_match=etag)
-        if not self._answered(f"PATCH {resource}", answer.status, answer.body, (200, 412)):
-            return None
-        self._tally.measured("change", answer.seconds)
+        if self._answered(f"PATCH {resource}", answer, CHANGED):
+            self._tally.measured("change", self._took(answer))
         generation = int(answer.etag.strip('"') or 0)
         return Patch(sent, time.monotonic(), resource, value, answer.status, generation)

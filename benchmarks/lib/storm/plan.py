@@ -20,6 +20,8 @@ JUMPS = (DAY, -DAY, 10 * YEAR, -30 * YEAR, 60.0, -60.0)
 """Seconds that the wall clock jumps."""
 ACTORS, SHARDS = "actors", "replay"
 """Roles of which there are several. A fault strikes one that exists at its moment."""
+COORDINATOR = "coordinator"
+"""The role that faults only stop. The ends of its lives kill it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def cards(*, replay: bool) -> tuple[Fault, ...]:
     found += [Fault(0.0, "hang", ACTORS, detail=moment) for moment in MOMENTS]
     found += [Fault(0.0, "hang", "evaluator", detail=moment) for moment in ("step", "reset")]
     found += [Fault(0.0, "hang", "learner", detail=UPDATE)]
-    found += [Fault(0.0, "disk"), Fault(0.0, "pause")]
+    found += [Fault(0.0, "stop", COORDINATOR), Fault(0.0, "disk"), Fault(0.0, "pause")]
     found += [Fault(0.0, "clock", shift=jump) for jump in JUMPS]
     return tuple(found)
 

@@ -89,7 +89,9 @@ class Guard:
     def _check_host(self, request: web.Request) -> None:
         host = _hostname(f"//{request.headers.get('Host', '')}")
         if not host:
-            raise ProblemError(HTTPStatus.BAD_REQUEST, "The Host header is missing.")
+            raise ProblemError(
+                HTTPStatus.BAD_REQUEST, "The Host header is missing, or is not NAME or NAME:PORT."
+            )
         local = request.get_extra_info("sockname") or ("",)
         # Other names that resolve to this machine are refused, because a web page can create such
         # a name (DNS rebinding).
@@ -159,7 +161,13 @@ def _same(given: str, token: str) -> bool:
 
 
 def _hostname(url: str) -> str:
-    return (_split(url).hostname or "").rstrip(".")
+    """The host of a URL; empty if it has none, or names a user or a port that is not a number."""
+    parts = _split(url)
+    try:
+        unusual = parts.username is not None or (parts.port or 0) < 0
+    except ValueError:  # of the port
+        unusual = True
+    return "" if unusual else (parts.hostname or "").rstrip(".")
 
 
 def _split(url: str) -> SplitResult:

@@ -88,33 +88,41 @@ class RunStore:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
-            self._path = path
             self._connection = sqlite3.connect(
                 path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
             )
-            # a damaged text affects its own run only; the others stay readable
-            self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
-            if found != "ok":
-                raise StoreError(f"{str(path)!r} is damaged: {found}")
-            self._connection.execute(
-                "PRAGMA synchronous = FULL"
-            )  # an accepted run survives a power cut
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, FORMAT):
-                raise StoreError(
-                    f"{str(path)!r} has format {version}; accepted: {FORMAT}; use the version of "
-                    "tianflow that wrote it"
-                )
-            self._connection.executescript(SCHEMA)
-            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
-            self._file = path.stat()
+            try:
+                self._prepare()
+                self._file = path.stat()
+            except BaseException:
+                self._connection.close()
+                raise
         except OSError as error:
             raise StoreError(f"{str(path)!r} cannot be used: {error.strerror}") from error
         except REFUSALS as error:
             raise StoreError(f"{str(path)!r} cannot be used: {error}") from error
+
+    def _prepare(self) -> None:
+        """Check the file, which a refusal leaves as it was, and then make it ready."""
+        path = str(self._path)
+        # a damaged text affects its own run only; the others stay readable
+        self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
+        (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise StoreError(f"{path!r} is damaged: {found}")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version not in (0, FORMAT):
+            raise StoreError(
+                f"{path!r} has format {version}; accepted: {FORMAT}; use the version of tianflow "
+                "that wrote it"
+            )
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        # an accepted run survives a power cut
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.executescript(SCHEMA)
+        self._connection.execute(f"PRAGMA user_version = {FORMAT}")
 
     def add(
         self,
