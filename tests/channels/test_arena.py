@@ -48,7 +48,7 @@ def test_nothing_in_an_arena_overlaps(layout: TrajectoryLayout, capacity: int) -
         for array in arena.views(slot).values()
         if array.nbytes
     ]
-    words = bounds(arena._words)
+    words = bounds(arena.words)
     pieces = sorted([*pieces, words])
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(pieces))
     start, end = bounds(arena._buffer)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.support.worlds import turns
+from tianflow.channels.doorbell import Doorbell
+from tianflow.components.turns import Turns, Wait
 from tianflow.hosts.compute import Compute
 
 Opened = tuple[Compute, list[BaseException]]
@@ -194,3 +197,119 @@ async def test_the_waiting_thread_keeps_no_result_alive(opened: Opened) -> None:
         while watched() is not None:
             gc.collect()
             await asyncio.sleep(0.001)  # the thread may still be on its way back to its queue
+
+
+# Work that waits
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_bell() -> Iterator[tuple[Compute, Doorbell]]:
+    bell = Doorbell.create()
+    compute = Compute(name="compute-test", on_orphan=lambda _: None, bell=bell)
+    yield compute, bell
+    compute.close()
+    compute._thread.join(10)
+    assert not compute._thread.is_alive()
+    bell.close()
+
+
+async def test_other_work_runs_while_one_waits(with_bell: tuple[Compute, Doorbell]) -> None:
+    compute, bell = with_bell
+    over = threading.Event()
+
+    def waits() -> Turns[str]:
+        yield Wait(over.is_set)
+        return "continued"
+
+    waiting = asyncio.ensure_future(compute.run(waits))
+    assert 5 == await compute.run(lambda: 5)
+    assert not waiting.done()
+    over.set()
+    bell.ring()
+    assert "continued" == await waiting
+
+
+async def test_a_wait_ends_at_its_time(with_bell: tuple[Compute, Doorbell]) -> None:
+    compute, _ = with_bell
+
+    def waits() -> Turns[float]:
+        until = time.monotonic() + 0.02
+        yield Wait(lambda: False, until)
+        return time.monotonic() - until
+
+    assert await compute.run(waits) >= 0.0
+
+
+async def test_waits_of_several_continue_in_any_order(
+    with_bell: tuple[Compute, Doorbell],
+) -> None:
+    compute, bell = with_bell
+    may: set[int] = set()
+    order: list[int] = []
+
+    def waits(number: int) -> Turns[None]:
+        for _ in range(3):
+            yield Wait(lambda: number in may)
+        order.append(number)
+
+    running = [
+        asyncio.ensure_future(compute.run(lambda number=number: waits(number)))  # type: ignore[misc]
+        for number in range(3)
+    ]
+    for number in (2, 0, 1):
+        may.add(number)
+        bell.ring()
+        await running[number]
+    assert [2, 0, 1] == order
+
+
+async def test_an_exception_after_a_wait_reaches_its_caller(
+    with_bell: tuple[Compute, Doorbell],
+) -> None:
+    compute, _ = with_bell
+
+    def waits() -> Turns[None]:
+        yield Wait(lambda: True)
+        fail()
+
+    with pytest.raises(BreakError):
+        await compute.run(waits)
+
+
+async def test_the_end_closes_what_waits(with_bell: tuple[Compute, Doorbell]) -> None:
+    compute, _ = with_bell
+    closed = threading.Event()
+
+    def waits() -> Turns[None]:
+        try:
+            yield Wait(lambda: False)
+        finally:
+            closed.set()
+
+    waiting = asyncio.ensure_future(compute.run(waits))
+    await compute.run(lambda: None)
+    compute.close()
+    await has_started(closed)
+    assert closed.is_set()
+    waiting.cancel()
+
+
+async def test_work_that_never_waits_needs_no_doorbell(opened: Opened) -> None:
+    compute, _ = opened
+
+    def never() -> Turns[int]:
+        return 7
+        yield
+
+    assert 7 == await compute.run(never)
+
+
+async def test_work_may_not_wait_on_a_thread_without_a_doorbell(opened: Opened) -> None:
+    compute, _ = opened
+
+    def waits() -> Turns[None]:
+        yield Wait(lambda: True)
+
+    with pytest.raises(RuntimeError, match="without a doorbell"):
+        await compute.run(waits)

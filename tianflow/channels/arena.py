@@ -1,8 +1,9 @@
-"""Arena: slots of one buffer, each with the arrays of one trajectory, and two words per slot that
-both sides read.
+"""Arena: slots of one buffer, each with the arrays of one trajectory, and eight words per slot that
+several processes read.
 
-The writer of a slot stores its progress, the coordinator requests a cut. Each word is one aligned
-int64 that carries its ticket, so a word of an earlier ticket has no effect.
+The writer of a slot stores its progress, the coordinator requests a cut. With central inference the
+writer requests actions, and an inference server answers. Each word is one aligned int64 with one
+writer. It carries a ticket, so a word of an earlier ticket has no effect.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.core.layout import views
-from tianflow.core.payloads import Grant, TrajectoryLayout, aligned
+from tianflow.core.layout import request_views, views
+from tianflow.core.payloads import Grant, TrajectoryLayout, Version, aligned
 
 _WORDS = 8  # one cache line a slot, so that two writers never share one
-_PROGRESS_TICKET, _PROGRESS, _CUT_TICKET = 0, 1, 2
+_PROGRESS_TICKET, _PROGRESS, _CUT_TICKET, _ASKED, _ANSWERED, _LINEAGE, _NUMBER, _SLOTS = range(8)
+
+MOST_ROWS, MOST_PLACES = 2**16, 2**8
+"""A request is one word: ticket, row, and the place of the actor's host."""
 
 
 def arena_nbytes(layout: TrajectoryLayout, slots: int) -> int:
@@ -44,41 +48,71 @@ class Arena:
             )
         self.layout = layout
         self.capacity = capacity
-        self._words = buffer[: capacity * _WORDS * 8].view(np.int64).reshape(capacity, _WORDS)
+        self.words = buffer[: capacity * _WORDS * 8].view(np.int64).reshape(capacity, _WORDS)
+        """[capacity, 8] int64."""
         self._first = aligned(capacity * _WORDS * 8)
         self._buffer = buffer
         self._views: dict[int, dict[str, NDArray[Any]]] = {}
+        self._requests: dict[int, dict[str, NDArray[Any]]] = {}
+
+    @property
+    def slots(self) -> int:
+        """Slots that have memory so far."""
+        return int(self.words[0, _SLOTS])
+
+    @slots.setter
+    def slots(self, count: int) -> None:
+        self.words[0, _SLOTS] = count
+
+    def memory(self, slots: int) -> NDArray[np.uint8]:
+        """The bytes of the first ``slots`` slots, without their words."""
+        return self._buffer[self._first : self._first + slots * aligned(self.layout.nbytes)]
 
     def views(self, slot: int) -> Mapping[str, NDArray[Any]]:
         """The arrays of ``slot``."""
         if slot not in self._views:
-            start = self._first + slot * aligned(self.layout.nbytes)
-            self._views[slot] = views(self.layout, self._buffer[start : start + self.layout.nbytes])
+            self._views[slot] = views(self.layout, self._bytes(slot))
         return self._views[slot]
+
+    def request_views(self, slot: int) -> Mapping[str, NDArray[Any]]:
+        """The arrays of the request in ``slot`` (`TrajectoryLayout.request`)."""
+        if slot not in self._requests:
+            self._requests[slot] = request_views(self.layout, self._bytes(slot))
+        return self._requests[slot]
+
+    def _bytes(self, slot: int) -> NDArray[np.uint8]:
+        start = self._first + slot * aligned(self.layout.nbytes)
+        return self._buffer[start : start + self.layout.nbytes]
 
     def lease(self, grant: Grant) -> ArenaSlot:
         """The writer's side of a granted slot."""
-        return ArenaSlot(self.views(grant.slot), self._words[grant.slot].data, grant.ticket)
+        return ArenaSlot(self, grant)
 
     def request_cut(self, slot: int, ticket: int) -> None:
         """Ask the writer of ``ticket`` to commit the steps it has."""
-        self._words[slot, _CUT_TICKET] = ticket + 1
+        self.words[slot, _CUT_TICKET] = ticket + 1
 
     def progress(self, slot: int, ticket: int) -> int:
         """Steps taken so far for ``ticket``; -1 before its writer has stored the first."""
-        row = self._words[slot]
+        row = self.words[slot]
         return int(row[_PROGRESS]) if row[_PROGRESS_TICKET] == ticket + 1 else -1
 
 
 class ArenaSlot:
     """`tianflow.interfaces.SlotView` over one slot."""
 
-    __slots__ = ("_ticket", "_words", "arrays")
+    __slots__ = ("_arena", "_asked", "_ticket", "_words", "arrays", "number")
 
-    def __init__(
-        self, arrays: Mapping[str, NDArray[Any]], words: memoryview[int], ticket: int
-    ) -> None:
-        self.arrays, self._words, self._ticket = arrays, words, ticket + 1
+    def __init__(self, arena: Arena, grant: Grant) -> None:
+        self._arena, self.number = arena, grant.slot
+        self.arrays = arena.views(grant.slot)
+        self._words: memoryview[int] = arena.words[grant.slot].data
+        self._ticket, self._asked = grant.ticket + 1, 0
+
+    @property
+    def request(self) -> Mapping[str, NDArray[Any]]:
+        """See `Arena.request_views`."""
+        return self._arena.request_views(self.number)
 
     def progress(self, step: int) -> None:
         """Store that the environment has taken ``step`` steps."""
@@ -88,3 +122,57 @@ class ArenaSlot:
     def cut_requested(self) -> bool:
         """True once the steps made so far are wanted."""
         return self._words[_CUT_TICKET] == self._ticket
+
+    def ask(self, row: int, place: int) -> None:
+        """Request the actions of ``row`` for a host at ``place``. All that the request consists of
+        has been written.
+        """
+        self._asked = (self._ticket * MOST_ROWS + row) * MOST_PLACES + place
+        self._words[_ASKED] = self._asked
+
+    def answered(self) -> bool:
+        """True once the request was answered."""
+        return self._words[_ANSWERED] == self._asked
+
+    def answer_version(self) -> Version:
+        """The version that computed the answer."""
+        return Version(self._words[_LINEAGE], self._words[_NUMBER])
+
+
+class SlotRequests:
+    """The requests in the slots of an arena, as inference server ``index`` of ``servers`` sees
+    them. It answers the slots ``index``, ``index + servers``, …
+
+    One server answers a slot, one request after the other. A late answer to an earlier request of a
+    slot is therefore complete before the next one begins, and changes only what an actor does not
+    read before its own answer.
+    """
+
+    def __init__(self, arena: Arena, *, index: int, servers: int) -> None:
+        self._arena, self._index, self._servers = arena, index, servers
+
+    def open(self) -> list[tuple[int, int]]:
+        """(slot, request) of all requests without an answer."""
+        words = self._arena.words[self._index : self._arena.slots : self._servers]
+        asked = words[:, _ASKED]
+        found = np.flatnonzero(asked != words[:, _ANSWERED])
+        return [
+            (self._index + place * self._servers, request)
+            for place, request in zip(found.tolist(), asked[found].tolist(), strict=True)
+        ]
+
+    def answer(self, slot: int, request: int, version: Version) -> None:
+        """The answer to ``request`` is written, computed with ``version``."""
+        words = self._arena.words[slot]
+        words[_LINEAGE], words[_NUMBER] = version
+        words[_ANSWERED] = request
+
+
+def row_of(request: int) -> int:
+    """The row that ``request`` asks about."""
+    return request // MOST_PLACES % MOST_ROWS
+
+
+def place_of(request: int) -> int:
+    """The place of the host that asks."""
+    return request % MOST_PLACES

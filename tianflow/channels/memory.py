@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.channels.arena import Arena, arena_nbytes
+from tianflow.channels.doorbell import Doorbell
 from tianflow.channels.latest import LatestCell
 from tianflow.core.payloads import NO_VERSION, TrajectoryLayout, Version
 from tianflow.errors import BrokenChannelError
@@ -27,6 +28,7 @@ class HeapSlots:
         capacity: slots of the arena.
         draws: with replay, the layout of a draw.
         draw_slots: slots of draws.
+        bells: number of doorbells.
     """
 
     def __init__(
@@ -36,15 +38,22 @@ class HeapSlots:
         capacity: int,
         draws: TrajectoryLayout | None = None,
         draw_slots: int = 0,
+        bells: int = 0,
     ) -> None:
         self.arena = heap_arena(layout, capacity)
         self.draws = None if draws is None else heap_arena(draws, draw_slots)
+        self._bell = Doorbell.create() if bells else None
+        self.bells = () if self._bell is None else (self._bell,) * bells
+        """The same one again and again: one compute thread asks and serves."""
 
     def add_slots(self, count: int) -> None:
-        """Nothing to do: touching a page allocates it."""
+        """Count them: touching a page allocates it."""
+        self.arena.slots += count
 
     def close(self) -> None:
-        """Nothing to do: the memory goes with its last view."""
+        """Close the doorbell. The memory goes with its last view."""
+        if self._bell is not None:
+            self._bell.close()
 
 
 class MemoryWeights:

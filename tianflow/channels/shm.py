@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.channels.arena import Arena, arena_nbytes
+from tianflow.channels.doorbell import Doorbell
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.link import Link, socket_pair
 from tianflow.core.payloads import NO_VERSION, TrajectoryLayout, Version, aligned
@@ -136,6 +137,7 @@ class SharedArena:
         start = head + self._slots * stride if self._slots else 0
         self.memory.reserve(start, head + (self._slots + count) * stride - start)
         self._slots += count
+        self.arena.slots = self._slots
 
 
 def weights_checksum(version: Version, flat: NDArray[np.uint8]) -> int:
@@ -256,6 +258,7 @@ class SharedTransport:
         capacity: slots that the arena has address space for.
         draws: with replay, the layout of a draw.
         draw_slots: slots of draws; they are allocated at once.
+        bells: number of doorbells.
     """
 
     address = "shm://"
@@ -267,6 +270,7 @@ class SharedTransport:
         capacity: int,
         draws: TrajectoryLayout | None = None,
         draw_slots: int = 0,
+        bells: int = 0,
     ) -> None:
         with contextlib.ExitStack() as made:
             self._slots = SharedArena(layout=layout, capacity=capacity)
@@ -278,6 +282,10 @@ class SharedTransport:
                 self._draws.add_slots(draw_slots)
             self._weights = SharedMemory.create_unsized("tianflow-weights")
             made.callback(os.close, self._weights)
+            self._bells = []
+            for _ in range(bells):
+                self._bells.append(Doorbell.create())
+                made.callback(self._bells[-1].close)
             self._memory = made.pop_all()
 
     @property
@@ -290,17 +298,23 @@ class SharedTransport:
         """With replay, slots of draws."""
         return None if self._draws is None else self._draws.arena
 
+    @property
+    def bells(self) -> Sequence[Doorbell]:
+        """Doorbells of inference servers, then of hosts of actors."""
+        return self._bells
+
     def add_slots(self, count: int) -> None:
         """Allocate ``count`` more slots. TianflowError, and nothing changes, if memory is full."""
         self._slots.add_slots(count)
 
     def connect(self) -> Connection:
         """A connection to a host that is about to start. It inherits its socket, the slots, the
-        weights and, with replay, the draws.
+        weights, with replay the draws, and the doorbells.
         """
         ours, theirs = socket_pair()
         draws = () if self._draws is None else (self._draws.memory.fd,)
-        inherited = (theirs.fileno(), self._slots.memory.fd, self._weights, *draws)
+        bells = [bell.fd for bell in self._bells]
+        inherited = (theirs.fileno(), self._slots.memory.fd, self._weights, *draws, *bells)
         return Connection(partial(Link, end=ours), inherited, theirs.close)
 
     def close(self) -> None:
@@ -312,9 +326,15 @@ class SharedHostTransport:
     """`tianflow.interfaces.HostTransport` over shared memory: a host's side."""
 
     def __init__(
-        self, *, end: socket.socket, arena: Arena, weights: int, draws: Arena | None
+        self,
+        *,
+        end: socket.socket,
+        arena: Arena,
+        weights: int,
+        draws: Arena | None,
+        bells: Sequence[Doorbell],
     ) -> None:
-        self.arena, self.draws, self._weights = arena, draws, weights
+        self.arena, self.draws, self._weights, self.bells = arena, draws, weights, bells
         self.open_link: OpenLink = partial(Link, end=end)
 
     @classmethod
@@ -334,7 +354,8 @@ class SharedHostTransport:
             end=end,
             arena=_mapped_arena(layout, slots),
             weights=weights,
-            draws=None if draws is None else _mapped_arena(draws, rest[0]),
+            draws=None if draws is None else _mapped_arena(draws, rest.pop(0)),
+            bells=[Doorbell(bell) for bell in rest],
         )
 
     def open_weights(self, nbytes: int) -> SharedWeights:

@@ -64,6 +64,7 @@ def make_layout(
     return_accumulator: bool,
     recorded: Sequence[str] = ("log_prob",),
     replayed: bool = False,
+    request_noise: int = 0,
 ) -> TrajectoryLayout:
     """The layout of `TrajectoryLayout`'s table for ``steps`` rows, each field on a cache line of
     its own.
@@ -77,6 +78,8 @@ def make_layout(
         recorded: names of the values that the policy adds to each step.
         replayed: whether it goes into replay, where windows begin at any step and span
             trajectories.
+        request_noise: K, random numbers for one action, if an inference server computes the
+            actions: a slot then has room for requests (`TrajectoryLayout.request`). 0: it has none.
     """
     shapes = _shapes(
         spec,
@@ -86,7 +89,28 @@ def make_layout(
         recorded=recorded,
         replayed=replayed,
     )
-    return _laid_out(spec, steps, shapes)
+    asked = {}
+    if request_noise:
+        noise = (steps, spec.num_envs, request_noise)
+        asked = _request_shapes(spec, noise, state_spec, recorded)
+    return _laid_out(spec, steps, shapes, asked)
+
+
+def _request_shapes(
+    spec: EnvironmentSpec,
+    noise: tuple[int, ...],
+    state: Mapping[str, tuple[int, ...]],
+    recorded: Sequence[str],
+) -> Shapes:
+    """Shape and dtype of the fields of a request, those of the actor first."""
+    n = spec.num_envs
+    return {
+        "noise": (noise, "float32"),
+        **{f"state/{name}": ((n, *shape), "float32") for name, shape in state.items()},
+        "action": ((n, *spec.action.stored_shape), spec.action.stored_dtype),
+        **dict.fromkeys(recorded, ((n,), "float32")),
+        **{f"next_state/{name}": ((n, *shape), "float32") for name, shape in state.items()},
+    }
 
 
 def make_draw_layout(
@@ -107,13 +131,22 @@ def make_draw_layout(
     return _laid_out(windows, length, shapes)
 
 
-def _laid_out(spec: EnvironmentSpec, steps: int, shapes: Shapes) -> TrajectoryLayout:
-    fields, offset = [], 0
+def _laid_out(
+    spec: EnvironmentSpec, steps: int, shapes: Shapes, request: Shapes | None = None
+) -> TrajectoryLayout:
+    fields, end = _fields(shapes, 0)
+    asked, end = _fields(request or {}, end)
+    return TrajectoryLayout(steps, spec.num_envs, fields, end, asked)
+
+
+def _fields(shapes: Shapes, offset: int) -> tuple[tuple[Field, ...], int]:
+    """Fields from ``offset`` on, and the end of the last one."""
+    fields = []
     for name, (shape, dtype) in shapes.items():
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         fields.append(Field(name, shape, dtype, offset, nbytes))
         offset += aligned(nbytes)
-    return TrajectoryLayout(steps, spec.num_envs, tuple(fields), offset)
+    return tuple(fields), offset
 
 
 def views(
@@ -122,7 +155,19 @@ def views(
     """The arrays of a trajectory as views of ``buffer``, which has at least ``layout.nbytes``.
     Nothing is copied.
     """
+    return _views(layout.fields, buffer)
+
+
+def request_views(
+    layout: TrajectoryLayout, buffer: memoryview | NDArray[np.uint8]
+) -> dict[str, NDArray[Any]]:
+    """The arrays of ``layout.request``, likewise."""
+    return _views(layout.request, buffer)
+
+
+def _views(
+    fields: Sequence[Field], buffer: memoryview | NDArray[np.uint8]
+) -> dict[str, NDArray[Any]]:
     return {
-        field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset)
-        for field in layout.fields
+        field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset) for field in fields
     }

@@ -7,6 +7,7 @@ takes twice as long to create.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -106,6 +107,11 @@ class ActionSpec:
         """Booleans in one action mask: the sum of categories, or 0 for a continuous action."""
         return sum(self.categories)
 
+    @property
+    def noise_size(self) -> int:
+        """K, random numbers for one action: one for each category, or component of a box."""
+        return sum(self.categories) if self.kind != "box" else math.prod(self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
@@ -188,6 +194,15 @@ class TrajectoryLayout:
     num_envs: int
     fields: tuple[Field, ...]
     nbytes: int
+    """Bytes of all fields, those of ``request`` included."""
+    request: tuple[Field, ...] = ()
+    """With central inference, what an actor and its inference server exchange for one row, beside
+    the fields. Neither the learner nor replay reads them.
+
+    From the actor: ``noise`` [T, N, K] float32, of all rows; ``state/<leaf>`` [N, *leaf] float32,
+    before the row. From the server: ``action`` [N, *stored]; the recorded fields, [N] float32 each;
+    ``next_state/<leaf>`` [N, *leaf] float32, after the row.
+    """
 
     def field(self, name: str) -> Field:
         """The field called ``name``.
@@ -350,7 +365,9 @@ class Activity(NamedTuple):
 
     component: str
     operation: str
-    """``constructor``, ``reset``, ``step`` (a whole trajectory) or ``close``."""
+    """``constructor``, ``reset``, ``step`` (a whole trajectory), ``close``, or ``inference`` (it
+    waits for an inference server).
+    """
     calls: int
     """Number of calls that have begun in the component's life."""
     environment: int
