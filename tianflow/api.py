@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import inspect
 import json
 import os
 import secrets
@@ -20,7 +21,7 @@ from tianflow import plugins
 from tianflow.config import imports, spaces
 from tianflow.config import loading as config_loading
 from tianflow.config import rules as config_rules
-from tianflow.config.model import Config
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.hosts import event_loop as loops
@@ -325,7 +326,10 @@ def prepare(
     """
     runs_dir = runs_dir.absolute()  # a user's code may change the working directory later
     checkpoint = None if resume is None else _resumed(config, str(resume), runs_dir)
-    _require_device(config.learner.device)
+    _require_device("learner.device", config.learner.device)
+    if config.central:
+        _require_device("inference.device", config.inference.device)
+        _require_policy_on_device(config)
     require_sinks(config)
     if checkpoint is not None:
         checkpoint.require_resumable()
@@ -425,15 +429,32 @@ def _launcher(config: Config) -> Launcher:
     return cast("Launcher", factory())
 
 
-def _require_device(device: str) -> None:
+def _require_device(path: str, device: str) -> None:
     """Refuse a GPU that this machine does not have. This is not a rule of configs: a policy that
     was trained on a GPU may be loaded here.
     """
-    if device.startswith("cuda") and not any(Path(node).exists() for node in GPU_NODES):
+    if device.startswith("cuda") and not _has_gpu():
         message = "this machine has no NVIDIA GPU"
-        raise ConfigError(
-            [Problem("learner.device", device, message, "auto, cpu, or a machine with a GPU")]
-        )
+        raise ConfigError([Problem(path, device, message, "auto, cpu, or a machine with a GPU")])
+
+
+def _has_gpu() -> bool:
+    return any(Path(node).exists() for node in GPU_NODES)
+
+
+def _require_policy_on_device(config: Config) -> None:
+    """Refuse a plug-in algorithm whose policy exists on a CPU only, if servers would ask for
+    another device.
+    """
+    device, name = config.inference.device, config.algorithm.name
+    if device == "cpu" or not _has_gpu() or name in BUILT_IN_ALGORITHMS:
+        return
+    factory: Any = plugins.load("tianflow.algorithms", name, path="algorithm.name")
+    try:
+        inspect.signature(factory.make_policy).bind(config, None, None)
+    except TypeError:
+        message = f"make_policy of {name} takes no device, so its policy works on a CPU only"
+        raise ConfigError([Problem("inference.device", device, message, "cpu")]) from None
 
 
 def _directory(

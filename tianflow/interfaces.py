@@ -209,12 +209,37 @@ class SlotView(Protocol):
     """
 
     arrays: Mapping[str, NDArray[Any]]
+    number: int
+    """Of the slot."""
+
+    @property
+    def request(self) -> Mapping[str, NDArray[Any]]:
+        """With central inference, the arrays of a request (`TrajectoryLayout.request`)."""
 
     def progress(self, step: int) -> None:
         """The environment has taken ``step`` steps in this trajectory."""
 
     def cut_requested(self) -> bool:
         """True once the ledger wants the steps made so far."""
+
+    def ask(self, row: int, place: int) -> None:
+        """Request the actions of ``row``, for the host at ``place`` among the doorbells."""
+
+    def answered(self) -> bool:
+        """True once an inference server has answered the request."""
+
+    def answer_version(self) -> Version:
+        """The version that computed the answer."""
+
+
+class Bell(Protocol):
+    """Wakes the compute thread of one host."""
+
+    def ring(self) -> None:
+        """Wake it. Never waits. From any thread or process."""
+
+    def wait(self, until: float | None = None) -> None:
+        """Wait for a ring since the last `wait`, or until ``until`` (`time.monotonic`)."""
 
 
 class SlotOwner(Protocol):
@@ -227,6 +252,10 @@ class SlotOwner(Protocol):
     @property
     def draws(self) -> Arena | None:
         """With replay, slots of draws."""
+
+    @property
+    def bells(self) -> Sequence[Bell]:
+        """See `HostTransport.bells`."""
 
     def add_slots(self, count: int) -> None:
         """Allocate ``count`` more slots. TianflowError, and nothing changes, if memory is full."""
@@ -428,6 +457,12 @@ class HostTransport(Protocol):
         """With replay, slots of draws."""
 
     @property
+    def bells(self) -> Sequence[Bell]:
+        """With central inference, the doorbells of the run: those of inference servers, then those
+        of the hosts of actors (`HostSpec.bell`).
+        """
+
+    @property
     def open_link(self) -> OpenLink:
         """Opens the host's end of its link."""
 
@@ -611,7 +646,11 @@ class AlgorithmFactory(Protocol):
     settings: type
 
     @staticmethod
-    def make_policy(config: Config, spec: EnvironmentSpec) -> Policy: ...
+    def make_policy(config: Config, spec: EnvironmentSpec, device: torch.device = ...) -> Policy:
+        """A policy on ``device``; by default, and for an algorithm without this argument, on the
+        CPU. Inference servers ask for other devices.
+        """
+
     @staticmethod
     def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> Algorithm: ...
 
@@ -627,6 +666,14 @@ class Ends(Protocol):
     def source(self) -> BatchSource: ...
     def shard_end(self, index: int) -> ShardEnd:
         """The end of replay shard ``index``."""
+
+    @property
+    def arena(self) -> Arena:
+        """Slots of trajectories."""
+
+    @property
+    def bells(self) -> Sequence[Bell]:
+        """See `HostTransport.bells`."""
 
     def weights_reader(self, nbytes: int) -> WeightsReader: ...
     def weights_writer(self, nbytes: int) -> WeightsWriter: ...

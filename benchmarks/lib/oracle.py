@@ -43,6 +43,9 @@ class OracleSettings(AlgorithmSettings):
     update_s: float = 0.0
     load_s: float = 0.0
 
+    def noise_size(self, action: ActionSpec) -> int:  # noqa: ARG002 - the action does not matter
+        return 1
+
 
 class ReplayOracleSettings(OracleSettings):
     """Settings of the oracle that draws single steps from replay."""

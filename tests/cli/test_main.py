@@ -635,7 +635,15 @@ def test_get_without_a_section_prints_all_as_they_are_set(
     } <= set(lines)
     assert {
         ("one", "GET", f"/{part}", None)
-        for part in ("actors", "balance", "evaluation", "learner", "replay", "weights")
+        for part in (
+            "actors",
+            "balance",
+            "evaluation",
+            "inference",
+            "learner",
+            "replay",
+            "weights",
+        )
     } == set(running.requests)
     assert 1e-4 == json.loads(run("get", *named, "--json").stdout)["algorithm.learning_rate"]
 
@@ -653,6 +661,7 @@ def test_a_shell_completes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "cartpole_apex",
         "cartpole_impala",
         "cartpole_ppo",
+        "cartpole_seed",
         "cartoon.toml",
         "carts/",
     ] == complete_config("cart")

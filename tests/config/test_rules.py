@@ -223,3 +223,48 @@ def test_a_linear_learning_rate_needs_an_end_that_it_can_reach(
     assert ["algorithm.learning_rate_schedule"] == [
         problem.path for problem in error.value.problems
     ]
+
+
+CENTRAL = 'actors.inference="central"'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "words"),
+    [
+        (['actors.refresh="trajectory"'], "actors.refresh", "between two batches"),
+        (['actors.precision="bf16"'], "actors.precision", "servers compute the actions"),
+        (["actors.rollout_steps=65537"], "actors.rollout_steps", "room for 65536 rows"),
+        (["actors.hosts=248"], "actors.hosts", "248 of them at most"),
+        (["inference.servers=0"], "inference.servers", ""),
+        (["inference.max_batch=0"], "inference.max_batch", ""),
+        (["inference.max_wait_s=-1.0"], "inference.max_wait_s", ""),
+        (['inference.device="tpu"'], "inference.device", ""),
+    ],
+)
+def test_settings_that_central_inference_cannot_have_are_refused(
+    overrides: list[str], path: str, words: str
+) -> None:
+    found = refused(CENTRAL, *overrides)
+    assert words in str(found[path])
+    assert {path} == set(found)
+
+
+def test_the_same_settings_are_accepted_with_local_inference() -> None:
+    config('actors.refresh="trajectory"', 'actors.precision="bf16"', "actors.hosts=248")
+
+
+def test_idle_hosts_of_central_inference_are_named() -> None:
+    warned = "with one actor a host (2 actors) a host is idle"
+    alone, more = (
+        " ".join(
+            advice(
+                config(
+                    CENTRAL, "actors.count=2", f"actors.hosts={hosts}", "balance.max_staleness=4"
+                )
+            )
+        )
+        for hosts in (2, 1)
+    )
+    assert warned in alone
+    assert warned not in more
+    assert warned not in " ".join(advice(config("actors.count=2", "actors.hosts=2")))

@@ -54,6 +54,7 @@ def emitted() -> dict[str, list[dict[str, str]]]:
 def labels_emitted() -> dict[str, list[dict[str, str]]]:
     """Label sets of every series of a run in which everything has happened."""
     run = FakeRun(replay=True)
+    run.servers = 1
     run.restarts = {("actors-0", "died"): 1}
     run.evaluation = {"mean_return": 1.0, "version": 1.0}
     run.sinks = {"tensorboard": SinkStatistics(3, 1)}

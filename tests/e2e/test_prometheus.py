@@ -220,6 +220,7 @@ async def test_every_panel_and_every_rule_answers_with_data(tmp_path: Path) -> N
     run = await asyncio.to_thread(
         TroubledRun, slots=64, replay=True
     )  # it reads the installed entry points
+    run.servers = 1
     run.ready, run.reasons = False, ("the learner waits",)
     run.evaluation = {"mean_return": 12.0, "version": 1.0, "episodes": 100.0}
     directory = tmp_path / "runs" / run.id

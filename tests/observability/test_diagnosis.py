@@ -579,3 +579,59 @@ def test_the_watch_forgets_what_is_old_and_what_was_before_a_pause() -> None:
     assert at(113.0, 6.0).for_s > found.for_s
     assert "paused" == at(114.0, 6.0, "paused").verdict
     assert "starting" == at(115.0, 6.0).verdict
+
+
+# Central inference
+# --------------------------------------------------------------------------------------------------
+
+
+def served(*, waits: float, busy: float, count: int, hosts: int) -> Diagnosis:
+    """The diagnosis of ``count`` actors on ``hosts`` hosts that wait for servers for a share
+    ``waits`` of their time, while the servers compute for a share ``busy``.
+    """
+
+    def at(now: float) -> RunStatistics:
+        seconds = now - 100.0
+        learner = {"busy": 0.2 * seconds, "waiting:batch": 0.8 * seconds}
+        actor = {"busy": (1.0 - waits) * seconds, "waiting:inference": waits * seconds}
+        server = {"busy": busy * seconds, "waiting:requests": (1.0 - busy) * seconds}
+        parts = [component("learner", learner, at=now)]
+        parts += [component(f"actor-{index}", actor, at=now) for index in range(count)]
+        parts.append(
+            ComponentStatistics(
+                "inference-0",
+                "inference",
+                "inference-0",
+                TimeShares(server, "waiting:requests", now),
+            )
+        )
+        return look(now, parts)
+
+    config = configured().model_copy(
+        update={
+            "actors": configured().actors.model_copy(
+                update={"hosts": hosts, "inference": "central", "count": count}
+            )
+        }
+    )
+    return diagnose([at(101.0), at(101.0 + WINDOW_S)], config)
+
+
+def test_hosts_that_are_idle_for_busy_servers_need_more_servers() -> None:
+    found = served(waits=0.75, busy=0.9, count=4, hosts=4)
+    assert "inference-bound" == found.verdict
+    # hosts step for a quarter of the time: four times the steps need 4 * 0.9 servers
+    assert {"inference.servers": 4} == found.suggested
+    assert found.forecast_steps_per_s == pytest.approx(4.0 * STEPS)
+
+
+def test_hosts_that_are_idle_for_idle_servers_need_more_actors() -> None:
+    found = served(waits=0.75, busy=0.1, count=4, hosts=4)
+    assert "inference-bound" == found.verdict
+    assert 16 == found.suggested["actors.count"]
+    assert "their hosts are idle" in found.advice
+
+
+def test_hosts_that_step_while_actors_wait_are_not_held_up_by_inference() -> None:
+    found = served(waits=0.75, busy=0.9, count=4, hosts=1)
+    assert "sampling-bound" == found.verdict

@@ -447,6 +447,7 @@ def test_every_failure_counter_has_its_attempts_beside_it() -> None:
         "checkpoint_failures": "checkpoint_attempts",
         "component_restarts": "component_starts",
         "events_dropped": "events_received",
+        "inference_failures": "inference_requests",
         "learner_updates_skipped": "learner_updates",
         "replay_items_discarded": "replay_items_drawn",
         "replay_shard_priorities_refused": "replay_shard_items_drawn",

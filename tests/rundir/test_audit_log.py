@@ -137,7 +137,8 @@ async def on_disk(folder: Path) -> tuple[int, list[object]]:
 async def test_neither_settings_nor_record_count_while_the_disk_refuses_one(
     tmp_path: Path, log: AuditLog, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    log.add("test", "change", settings=(cartpole(), 1))
+    config = await asyncio.to_thread(cartpole)  # it may read the installed entry points
+    log.add("test", "change", settings=(config, 1))
     await log.flush()
     assert (1, ["change"]) == await on_disk(tmp_path)
     with monkeypatch.context() as patch:
@@ -146,7 +147,7 @@ async def test_neither_settings_nor_record_count_while_the_disk_refuses_one(
             raise OSError(errno.ENOSPC, "No space left on device")
 
         patch.setattr(*((os, "write") if refused == "write" else (Path, "replace")), full)
-        log.add("test", "change", settings=(cartpole(), 2))
+        log.add("test", "change", settings=(config, 2))
         log.add("test", "stop")
         await log.flush()
     assert ((1, ["change"]), 3) == (await on_disk(tmp_path), log.pending)

@@ -16,11 +16,13 @@ from tianflow.config.model import Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.core.limits import Limits, RateLimits
 from tianflow.core.payloads import Batch, Holdings, Settlement, Trajectory, Version
 from tianflow.core.statistics import (
+    ROWS_BUCKETS,
     CheckpointStatistics,
     ComponentStatistics,
     ControllerStatistics,
     Diagnosis,
     HistogramBuilder,
+    InferenceMeasures,
     ReplayStatistics,
     RunStatistics,
     SinkStatistics,
@@ -160,6 +162,8 @@ class FakeRun:
         )
         self.ledger.open_lineage(Version(1, 0))
         self.replay = FakeReplay() if replay else None
+        self.servers = 0
+        """Number of inference servers."""
         self._audit: list[Mapping[str, object]] = []
         with_changes(self.config, {})  # reads the installed entry points once, before any loop runs
 
@@ -281,7 +285,30 @@ class FakeRun:
             for place in range(2)
         )
         shards = () if self.replay is None else tuple(self._shard(index) for index in range(2))
-        return (learner, *shards, *actors)
+        servers = tuple(self._server(index) for index in range(self.servers))
+        return (learner, *shards, *servers, *actors)
+
+    def _server(self, index: int) -> ComponentStatistics:
+        rows, seconds = HistogramBuilder(ROWS_BUCKETS), HistogramBuilder()
+        rows.add(2)
+        seconds.add(0.001)
+        counted = float(self.ledger.snapshot().committed)
+        return ComponentStatistics(
+            name=f"inference-{index}",
+            role="inference",
+            host=f"inference-{index}",
+            time=TimeShares({"busy": 1.0}, "waiting:requests", self.began + 1.0),
+        ).with_measures(
+            InferenceMeasures(
+                requests=counted,
+                padding=0.0,
+                weight_loads=1.0,
+                failures=0.0,
+                batch_rows=rows.read(),
+                wait_seconds=seconds.read(),
+                compute_seconds=seconds.read(),
+            )
+        )
 
     def _shard(self, index: int) -> ComponentStatistics:
         seconds = HistogramBuilder()

@@ -27,6 +27,8 @@ from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import priority
 from tianflow.ops.squashed_gaussian import squashed_sample
 
+CPU = torch.device("cpu")
+
 
 def _make_model(
     config: Config, spec: EnvironmentSpec, device: torch.device
@@ -40,12 +42,9 @@ class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
     squashing.
     """
 
-    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
-        super().__init__(_make_model(config, spec, torch.device("cpu")))
-        self._size, self._range = (
-            action_size(spec.action),
-            ActionRange(spec.action, torch.device("cpu")),
-        )
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device = CPU) -> None:
+        super().__init__(_make_model(config, spec, device))
+        self._size, self._range = action_size(spec.action), ActionRange(spec.action, device)
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
         """[steps, num_envs, D] standard normal."""

@@ -28,6 +28,8 @@ from tianflow.networks.q_values import ActionRange, Deterministic, action_size, 
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import priority
 
+CPU = torch.device("cpu")
+
 
 def _make_model(
     config: Config, spec: EnvironmentSpec, device: torch.device
@@ -41,12 +43,9 @@ def _make_model(
 class TD3Policy(OffPolicyPolicy[Deterministic]):
     """Policy of TD3. ``parameters`` are actions in -1..1 before noise."""
 
-    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
-        super().__init__(_make_model(config, spec, torch.device("cpu")))
-        self._size, self._range = (
-            action_size(spec.action),
-            ActionRange(spec.action, torch.device("cpu")),
-        )
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device = CPU) -> None:
+        super().__init__(_make_model(config, spec, device))
+        self._size, self._range = action_size(spec.action), ActionRange(spec.action, device)
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
         """[steps, num_envs, D] normal noise with the current standard deviation."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tianflow.components.rows import Row
-    from tianflow.interfaces import ArrayStep, Policy, Tree
+    from tianflow.interfaces import ArrayStep, Policy, SlotView, Tree
 
 
 class ActionSelector(Protocol):
@@ -25,8 +25,8 @@ class ActionSelector(Protocol):
     state: Tree
     """Recurrent state after the last row."""
 
-    def begin(self, noise: torch.Tensor, state: Tree) -> None:
-        """Begin a trajectory in ``state``. ``noise`` [T, N, K] is overwritten."""
+    def begin(self, slot: SlotView, noise: torch.Tensor, state: Tree) -> None:
+        """Begin a trajectory in ``slot`` in ``state``. ``noise`` [T, N, K] is overwritten."""
 
     def choose(self, row: Row, t: int) -> None:
         """Write the actions of row ``t``, and the recurrent state before it if rows store it."""
@@ -44,7 +44,7 @@ class TensorActionSelector:
         self._policy = policy
         self.state: Tree = {}
 
-    def begin(self, noise: torch.Tensor, state: Tree) -> None:
+    def begin(self, slot: SlotView, noise: torch.Tensor, state: Tree) -> None:  # noqa: ARG002 - the policy is here
         self._noise, self.state = noise.unbind(0), state
         self._parameters: list[torch.Tensor] = []
 
@@ -81,7 +81,7 @@ class ArrayActionSelector:
         self._parameters = np.empty((steps, num_envs, step.size), np.float32)
         self._rows = list(self._parameters)  # views, created once
 
-    def begin(self, noise: torch.Tensor, state: Tree) -> None:
+    def begin(self, slot: SlotView, noise: torch.Tensor, state: Tree) -> None:  # noqa: ARG002 - as above
         self._noise, self.state = list(noise.numpy()), state
 
     def choose(self, row: Row, t: int) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tianflow.components.turns import Turns, Wait
 from tianflow.core.events import EnvironmentFailed
 from tianflow.core.payloads import Grant, Trajectory, Version
 from tianflow.core.statistics import (
@@ -58,6 +59,7 @@ class Actor:
         progress: EnvironmentProgress | None = None,
     ) -> None:
         self._progress = progress or EnvironmentProgress()
+        self._progress.on_wait = self._inference_waits
         self.name = name
         self._host, self._sender, self._settings, self._events = host, sender, settings, events
         self._compute, self._make_rollout = compute, make_rollout
@@ -68,7 +70,7 @@ class Actor:
         self._loop = asyncio.get_running_loop()
         self._rollout: Rollout | None = None
         self._retired = False
-        self._rebuilding = False
+        self._rebuilding = self._rolling = False
         self._in_progress = 0
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -132,6 +134,7 @@ class Actor:
         self._sender.close()
         if self._rollout is not None:
             self._rollout.stop()
+            self._compute.wake()
 
     async def _fill(self, rollout: Rollout, grant: Grant, finished: asyncio.Event) -> None:
         """Fill one trajectory: wait for the compute thread, roll out, send the result.
@@ -143,19 +146,25 @@ class Actor:
         def begun(version: Version) -> None:
             nonlocal first
             first = time.monotonic()
-            self._loop.call_soon_threadsafe(self._report_begin, grant, version)
+            self._clock.enter("busy")
+            self._loop.call_soon_threadsafe(self._sender.begin, grant, version)
 
-        def roll() -> RolloutResult | None:
+        def roll() -> Turns[RolloutResult | None]:
             nonlocal ended
+            if self._rolling:  # the trajectory before waits for an inference server
+                yield Wait(lambda: not self._rolling)
             # Calls that were queued behind a failure or behind the end do nothing.
             if self._rebuilding or self._retired:
                 return None
+            self._rolling = True
             try:
-                result = rollout.run(view, grant, minimum, begun)
+                result = yield from rollout.turns(view, grant, minimum, begun)
             except (EnvironmentFailedError, PoisonedTrajectoryError):
                 # Set on the thread: a queued trajectory must not begin before the back-off.
                 self._rebuilding = True
                 raise
+            finally:
+                self._rolling = False
             ended = time.monotonic()
             return result
 
@@ -191,9 +200,11 @@ class Actor:
         self._sender.commit(trajectory, result.episodes)
         self._counters["trajectories"] += 1
 
-    def _report_begin(self, grant: Grant, version: Version) -> None:
-        self._clock.enter("busy")
-        self._sender.begin(grant, version)
+    def _inference_waits(self, waiting: bool) -> None:
+        """The trajectory in progress waits for an inference server, or no longer. On the compute
+        thread.
+        """
+        self._clock.enter("waiting:inference" if waiting else "busy")
 
     async def _rebuild(
         self, rollout: Rollout, error: EnvironmentFailedError | PoisonedTrajectoryError

@@ -5,6 +5,7 @@ A rollout is the computing half of an actor: plain calls on the compute thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tianflow.components.acting import action_selector, zeroed
+from tianflow.components.requesting import RequestSelector
 from tianflow.components.rows import accumulate, clear_rows, split_rows
+from tianflow.components.turns import Turns, Wait, without_waiting
 from tianflow.config.networks import PREVIOUS_REWARD
 from tianflow.core.payloads import Episode, Version
 from tianflow.envs.make import environment_seed, make
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     from tianflow.interfaces import Policy, SlotView, Tree
 
     Arrays = Mapping[str, NDArray[Any]]
+
+
+LOOK_AGAIN_S = 0.1
+"""Longest time between two looks of a waiting trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +64,15 @@ class _Carry:
 class _Progress:
     """State of the trajectory in progress."""
 
-    __slots__ = ("environment", "length", "load_weights", "oldest", "version")
+    __slots__ = ("begun", "environment", "length", "load_weights", "oldest", "version")
 
-    def __init__(self, environment: VectorEnvironment, load_weights: Callable[[], Version]) -> None:
-        self.environment, self.load_weights = environment, load_weights
+    def __init__(
+        self,
+        environment: VectorEnvironment,
+        load_weights: Callable[[], Version],
+        begun: Callable[[Version], None],
+    ) -> None:
+        self.environment, self.load_weights, self.begun = environment, load_weights, begun
         self.version = self.oldest = load_weights()
         self.length = 0
 
@@ -68,6 +80,13 @@ class _Progress:
         """Load newer weights between two steps."""
         self.version = self.load_weights()
         self.oldest = min(self.oldest, self.version)
+
+    def acted(self, version: Version) -> None:
+        """An inference server has chosen the next action with ``version``."""
+        if self.length == 0:
+            self.oldest = version
+            self.begun(version)
+        self.oldest, self.version = min(self.oldest, version), version
 
 
 def ignore_begin(version: Version) -> None:
@@ -95,6 +114,7 @@ class Rollout:
         make_environment: creates the environments; by default from ``env``.
         actors: returns the current number of actors in the run.
         progress: follows the environments, for a watcher on another thread.
+        requests: requests the actions from inference servers; None: ``policy`` selects them here.
     """
 
     def __init__(
@@ -110,11 +130,17 @@ class Rollout:
         make_environment: Callable[[], VectorEnvironment] | None = None,
         actors: Callable[[], int] = lambda: 1,
         progress: EnvironmentProgress | None = None,
+        requests: RequestSelector | None = None,
     ) -> None:
         self._actors = actors
         self._progress = following = progress or EnvironmentProgress()
         self._config, self._spec, self._policy, self._component = config, spec, policy, component
-        self._selector = action_selector(policy, config.actors.rollout_steps, spec.num_envs)
+        self._requests = requests
+        self._selector = (
+            action_selector(policy, config.actors.rollout_steps, spec.num_envs)
+            if requests is None
+            else None
+        )
         self._load_weights = load_weights
         self._actor, self._incarnation, self._epoch, self._failures = actor_index, incarnation, 0, 0
         self._builds, self._trajectories = 0, 0
@@ -188,13 +214,25 @@ class Rollout:
         min_fragment_steps: int,
         begun: Callable[[Version], None] = ignore_begin,
     ) -> RolloutResult:
-        """Fill ``slot`` with up to ``actors.rollout_steps`` steps.
+        """`turns` at once, where the policy selects the actions here."""
+        return without_waiting(self.turns(slot, grant, min_fragment_steps, begun))
+
+    def turns(
+        self,
+        slot: SlotView,
+        grant: Grant,
+        min_fragment_steps: int,
+        begun: Callable[[Version], None] = ignore_begin,
+    ) -> Turns[RolloutResult]:
+        """Fill ``slot`` with up to ``actors.rollout_steps`` steps. It waits for inference servers
+        only.
 
         Args:
             slot: the granted memory.
             grant: the grant; a new ``seed_epoch`` restarts everything (`reseed`).
             min_fragment_steps: number of steps from which a cut is honoured.
-            begun: called with the version before the first step, on this thread.
+            begun: called before the first step with the version that chose its action, on this
+                thread.
 
         Raises:
             EnvironmentFailedError: an environment raised.
@@ -211,9 +249,10 @@ class Rollout:
                 np.errstate(over="ignore", invalid="ignore"),
             ):
                 self._write_carry(arrays)
-                progress = _Progress(environment, self._load_weights)
-                begun(progress.version)
-                self._step_through(progress, slot, min_fragment_steps)
+                progress = _Progress(environment, self._load_weights, begun)
+                if self._requests is None:
+                    begun(progress.version)
+                yield from self._step_through(progress, slot, min_fragment_steps)
                 if self._stopped:
                     return RolloutResult(0, 0, progress.oldest, ())
                 self._finish(progress, arrays)
@@ -225,32 +264,61 @@ class Rollout:
         valid = int(np.count_nonzero(arrays["valid"]))
         return RolloutResult(progress.length, valid, progress.oldest, tuple(episodes))
 
-    def _step_through(self, state: _Progress, slot: SlotView, min_fragment_steps: int) -> None:
+    def _step_through(
+        self, state: _Progress, slot: SlotView, min_fragment_steps: int
+    ) -> Turns[None]:
         """Step until the slot is full, a cut is due, or the rollout is stopped."""
         rows = split_rows(slot.arrays, replayed=self._config.algorithm.window is not None)
         self._policy.place(self._actor, self._actors())
-        self._selector.begin(
-            self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state
+        requests, selector = self._requests, self._requests or self._selector
+        assert selector is not None
+        selector.begin(
+            slot,
+            self._policy.noise(len(rows), self._spec.num_envs, self._noise),
+            self._carry.state,
         )
         # Recurrent state is set to zero where an episode begins.
         state.environment.starts_at_once = bool(self._carry.state)
-        each_step = self._config.actors.refresh == "step"
-        choose, step, progress = self._selector.choose, state.environment.step, slot.progress
-        slot.arrays["version"][:] = state.version.number
+        each_step = self._requests is None and self._config.actors.refresh == "step"
+        choose = None if self._selector is None else self._selector.choose
+        step, progress, versions = state.environment.step, slot.progress, slot.arrays["version"]
+        versions[:] = state.version.number
         progress(0)
         for t, row in enumerate(rows):
             if self._stopped or (t >= min_fragment_steps and slot.cut_requested()):
                 break
             if each_step and t:
                 state.refresh()
-                slot.arrays["version"][t:] = state.version.number
+                versions[t:] = state.version.number
+            if requests is not None:
+                requests.ask(row, t)
+                yield from self._wait(requests, slot, t >= min_fragment_steps)
+                if not requests.answered():  # a cut, or the end
+                    break
+                state.acted(requests.take(row, t))
+                versions[t] = state.version.number
             try:
-                choose(row, t)
+                if choose is not None:
+                    choose(row, t)
                 step(row.action, row.outcome)
             except UnexpectedShapeError as error:
                 raise self._poisoned(str(error), -1, t + 1) from error
             state.length = t + 1
             progress(state.length)
+
+    def _wait(self, requests: RequestSelector, slot: SlotView, may_end: bool) -> Turns[None]:
+        """Wait for the answer, the end, or, if the trajectory ``may_end``, a cut."""
+
+        def over() -> bool:
+            return self._stopped or requests.answered() or (may_end and slot.cut_requested())
+
+        if over():
+            return
+        self._progress.waits(True)
+        while not over():
+            # A cut rings no doorbell, and neither does a server that dies after its answer.
+            yield Wait(over, time.monotonic() + LOOK_AGAIN_S)
+        self._progress.waits(False)
 
     def _finish(self, progress: _Progress, arrays: Arrays) -> None:
         """Add the fields that the policy records, check that all values are finite, and store the
@@ -261,7 +329,9 @@ class Rollout:
             name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")
         }
         progress.environment.settle(**given, start=arrays["start"][1 : length + 1])
-        for name, recorded in self._selector.record(arrays["action"][:length]).items():
+        selector = self._requests or self._selector
+        assert selector is not None
+        for name, recorded in selector.record(arrays["action"][:length]).items():
             arrays[name][:length] = recorded
         if length < len(arrays["reward"]):
             clear_rows(arrays, length)
@@ -274,7 +344,7 @@ class Rollout:
         carry.start[:] = arrays["start"][length]
         if carry.mask is not None:
             carry.mask[:] = arrays["action_mask"][length]
-        carry.state = self._selector.state
+        carry.state = selector.state
         if "stream" in arrays:
             arrays["stream"][:] = self._actor, self._incarnation, self._builds, self._trajectories
         self._trajectories += 1

@@ -190,8 +190,10 @@ class ActorSettings(Section):
     """Steps of each environment in one trajectory (T)."""
     hosts: PositiveInt | None = None
     """Number of host processes for the actors; None: one per actor, at most one per core."""
-    inference: Literal["local"] = "local"
-    """Place of inference. local: in the actor."""
+    inference: Literal["local", "central"] = "local"
+    """Place of inference. local: in the actor. central: in inference servers, which compute the
+    actions of several actors together.
+    """
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of the actors' networks.
 
@@ -199,8 +201,25 @@ class ActorSettings(Section):
     log-probabilities are of that policy, in float32. Evaluation stays in fp32. Faster for
     convolutions on hardware with bfloat16.
     """
-    refresh: Literal["trajectory", "step"] = "trajectory"
-    """Time of loading newer weights: at the start of a trajectory, or before every step."""
+    refresh: Literal["trajectory", "step"] | None = None
+    """Time of loading newer weights: at the start of a trajectory, or before every step. None:
+    trajectory, or step with central inference, whose servers load weights between two batches.
+    """
+
+
+class InferenceSettings(Section):
+    """Inference servers, for ``actors.inference = "central"``."""
+
+    servers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of inference servers, one process each."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """Device of the servers. auto: a GPU if one is available. A server may share the learner's."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of the servers' networks, as ``actors.precision`` for local inference."""
+    max_batch: PositiveInt = 64
+    """Largest number of requests in a batch. A request has the observations of one actor."""
+    max_wait_s: Annotated[float, Field(ge=0.0)] = 0.001
+    """Seconds that a request waits for others. A batch begins sooner when every actor has asked."""
 
 
 class BalanceSettings(Section):
@@ -420,6 +439,7 @@ class Config(Section):
     algorithm: Annotated[SerializeAsAny[AlgorithmSettings], BeforeValidator(read_algorithm)]
     network: NetworkSettings = NetworkSettings()
     actors: ActorSettings = ActorSettings()
+    inference: InferenceSettings = InferenceSettings()
     balance: BalanceSettings = BalanceSettings()
     replay: ReplaySettings = ReplaySettings()
     learner: LearnerSettings = LearnerSettings()
@@ -435,6 +455,11 @@ class Config(Section):
     def bound(self) -> int | None:
         """The staleness bound as a number; None when unbounded."""
         return None if self.balance.max_staleness == "unbounded" else self.balance.max_staleness
+
+    @property
+    def central(self) -> bool:
+        """True if inference servers select the actions."""
+        return self.actors.inference == "central"
 
     @property
     def previous_step(self) -> bool:
@@ -465,6 +490,7 @@ LIVE: dict[str, tuple[str, ...]] = {
     "evaluation": ("every_s", "episodes"),
     "weights": ("publish_interval_updates",),
     "actors": ("count",),
+    "inference": ("max_batch", "max_wait_s"),
 }
 """Settings that may change during a run, by section. `live_of` adds those of the algorithm."""
 

@@ -5,9 +5,12 @@ Settings of algorithms that learn from replay are in `tianflow.config.off_policy
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+if TYPE_CHECKING:
+    from tianflow.core.payloads import ActionSpec
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -75,6 +78,12 @@ class AlgorithmSettings(Section):
         `tianflow.interfaces.Policy.record`.
         """
         return ("log_prob",)
+
+    def noise_size(self, action: ActionSpec) -> int:
+        """K, the random numbers that the policy draws for one action; see
+        `tianflow.interfaces.Policy.noise`. Central inference reserves memory for them.
+        """
+        return action.noise_size
 
 
 class PPOSettings(AlgorithmSettings):

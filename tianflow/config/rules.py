@@ -6,6 +6,7 @@ All functions are pure and take a `Config`; none needs an environment.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from math import ceil, inf
 from typing import Any
@@ -25,6 +26,10 @@ SCHEDULE_LIMITS = ("max_env_steps", "max_updates", "max_seconds")
 # --------------------------------------------------------------------------------------------------
 
 
+MOST_ROWS = 2**16
+"""Rows that a request to an inference server can name."""
+MOST_DOORBELLS = 248
+"""Descriptors that a new process inherits (253 on Linux), less those of slots, weights and link."""
 RESERVED = frozenset({"service.json"})
 """Names that no run may have."""
 
@@ -147,6 +152,7 @@ def check(config: Config) -> list[Problem]:
         *_check_schedule(config),
         *_check_sinks(config),
         *_check_replay(config),
+        *_check_inference(config),
     ]
 
 
@@ -335,6 +341,36 @@ def _check_schedule(config: Config) -> list[Problem]:
     return []
 
 
+def _check_inference(config: Config) -> list[Problem]:
+    if not config.central:
+        return []
+    problems, actors = [], config.actors
+    if actors.refresh == "trajectory":
+        message = (
+            "inference servers load new weights between two batches, so a trajectory has several "
+            "versions"
+        )
+        problems.append(Problem("actors.refresh", actors.refresh, message, "step, or null"))
+    if actors.precision != "fp32":
+        message = "with central inference the servers compute the actions"
+        problems.append(
+            Problem("actors.precision", actors.precision, message, "inference.precision")
+        )
+    if actors.rollout_steps > MOST_ROWS:
+        message = f"a request to an inference server has room for {MOST_ROWS} rows"
+        problems.append(
+            Problem("actors.rollout_steps", actors.rollout_steps, message, f"1 to {MOST_ROWS}")
+        )
+    if (actors.hosts or 0) + config.inference.servers > MOST_DOORBELLS:
+        message = (
+            f"every host and every inference server has a doorbell, and a process inherits "
+            f"{MOST_DOORBELLS} of them at most"
+        )
+        accepted = f"at most {MOST_DOORBELLS - config.inference.servers}"
+        problems.append(Problem("actors.hosts", actors.hosts, message, accepted))
+    return problems
+
+
 def _check_replay(config: Config) -> list[Problem]:
     if config.algorithm.window is None:
         # Older versions wrote the exponents that are the defaults now.
@@ -450,7 +486,7 @@ def _check_max_samples(config: Config) -> list[Problem]:
 
 def advice(config: Config) -> list[str]:
     """Sentences about valid settings that have a cost."""
-    sentences = [*_idle_actors(config), *_forced_publishing(config)]
+    sentences = [*_idle_actors(config), *_forced_publishing(config), *_idle_hosts(config)]
     run = config.run
     if (
         run.target_return is None
@@ -520,6 +556,19 @@ def _idle_actors(config: Config) -> list[str]:
         + " and ".join(remedies)
         + (f", or actors.count <= {busy}, avoids this" if busy else " avoids this")
     ]
+
+
+def _idle_hosts(config: Config) -> list[str]:
+    hosts, actors = config.actors.hosts, config.actors.count
+    if not config.central or not actors or (hosts is not None and actors > hosts):
+        return []
+    if hosts is None and actors > max(1, (os.cpu_count() or 1) - config.learner.threads):
+        return []
+    sentence = (
+        f"with one actor a host ({actors} actors) a host is idle while its actor waits for an "
+        "inference server; two or more actors a host step in turn"
+    )
+    return [sentence]
 
 
 def _forced_publishing(config: Config) -> list[str]:

@@ -64,11 +64,15 @@ class Inbox:
         self.evaluator = port
 
     def component_started(self, name: str) -> None:
-        """A component works. Training begins with the learner and the first actor."""
+        """A component works. Training begins with the learner, the inference servers and the first
+        actor.
+        """
         registry = self._registry
         registry.started(name)
         actors = registry.an_actor_was_started or not self._live.config.actors.count
-        if self._lifecycle.state == "starting" and registry.was_started("learner") and actors:
+        works = registry.was_started("learner") and actors
+        works &= not registry.missing_servers(self._live.config)
+        if self._lifecycle.state == "starting" and works:
             self._lifecycle.training_begins("paused" if self._live.paused else "running")
 
     def component_ended(self, name: str) -> None:
@@ -132,6 +136,8 @@ class Inbox:
                 self._replay.shard_lost(
                     component.index, "stopped" if reason == "stopped" else "shard_lost"
                 )
+            elif component.role == "inference":
+                self._registry.server_lost(component.name)
             else:
                 self._exchange.holder_lost(component.name, reason)
             self._registry.forget(component.name)

@@ -7,9 +7,14 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tianflow.coordinator.counters import waiting_seconds
 from tianflow.core.statistics import ComponentStatistics, TimeShares
+from tianflow.planning.placement import servers_of
+
+if TYPE_CHECKING:
+    from tianflow.config.model import Config
 
 SAME_CLOCK_S = 0.01
 """Clocks of components that began this close to each other are one clock: sums of seconds round,
@@ -28,11 +33,14 @@ class ComponentRegistry:
         self._ever_started: set[str] = set()
         self.learner_works = False
         """The learner has started, and was not lost since."""
+        self._servers: set[str] = set()
 
     def started(self, name: str) -> None:
         """A component works."""
         self._ever_started.add(name)
         self.learner_works |= name == "learner"
+        if name.startswith("inference-"):
+            self._servers.add(name)
 
     def was_started(self, name: str) -> bool:
         """True if the component ``name`` has ever worked."""
@@ -42,6 +50,15 @@ class ComponentRegistry:
     def an_actor_was_started(self) -> bool:
         """True if any actor has ever worked."""
         return any(name.startswith("actor-") for name in self._ever_started)
+
+    def server_lost(self, name: str) -> None:
+        """The inference server ``name`` is gone."""
+        self._servers.discard(name)
+
+    def missing_servers(self, config: Config) -> list[str]:
+        """Inference servers of ``config`` that do not work."""
+        wanted = [f"inference-{index}" for index in range(servers_of(config))]
+        return [name for name in wanted if name not in self._servers]
 
     def report(self, statistics: ComponentStatistics) -> None:
         """A component's newest numbers. They count since its incarnation began."""

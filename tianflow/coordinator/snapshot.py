@@ -92,6 +92,7 @@ class RunSnapshot:
             started = {
                 "learner": registry.was_started("learner"),
                 "an actor": registry.an_actor_was_started,
+                **dict.fromkeys(registry.missing_servers(config), False),
             }
             waiting = [name for name, works in started.items() if not works]
             first = f"starting: waiting for {' and '.join(waiting)}" if waiting else "starting"
@@ -101,6 +102,8 @@ class RunSnapshot:
         reasons = []
         if not registry.learner_works:
             reasons.append("the learner is gone and not yet back")
+        if missing := registry.missing_servers(config):
+            reasons.append(f"inference servers are gone and not yet back: {', '.join(missing)}")
         if isinstance(self._exchange, ReplayExchange) and not self._exchange.shards_up:
             reasons.append("no replay shard is up: nothing is stored or drawn")
         for name, handle in self._hosts.handles.items():

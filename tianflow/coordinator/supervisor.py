@@ -356,6 +356,8 @@ class Supervisor:
         if any(component.role == "learner" for component in incarnation.components.values()):
             # A slow update is not a hang: readiness shows it, and a person decides.
             return LEARNER_SILENCE_S, "silent", silent
+        if all(component.role == "inference" for component in incarnation.components.values()):
+            return MIN_SILENCE_S, "silent", silent  # no environment holds its heartbeats up
         # A step may hold the interpreter lock, and with it the heartbeats. The heartbeats before
         # and after it belong to the silence.
         step_s = self._timeouts.step_s + 2 * HEARTBEAT_S
@@ -365,6 +367,8 @@ class Supervisor:
         """Find calls into environments that do not return, whatever happened to the ticket."""
         for incarnation in list(self._alive.values()):
             for activity, since in incarnation.activities.values():
+                if activity.operation == "inference":
+                    continue  # it waits for a server, which is watched itself
                 in_step = activity.operation == "step"
                 if incarnation.unstarted_since is not None and not in_step:
                     continue  # a failed start, which counts as one
@@ -389,7 +393,9 @@ class Supervisor:
         seen: dict[int, tuple[tuple[int, Activity | None], float]] = {}
         for ticket, slot, holder in self._written_slots():
             progress = self._progress(slot, ticket), activities.get(holder)
-            before = self._seen.get(ticket)
+            before, activity = self._seen.get(ticket), progress[1]
+            if activity is not None and activity.operation == "inference":
+                before = None  # it waits for a server, which is watched itself
             seen[ticket] = (
                 before if before is not None and before[0] == progress else (progress, now)
             )

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tianflow.core.payloads import NO_VERSION, EnvironmentSpec, TrajectoryLayout, Version
 
-Role = Literal["learner", "actor", "evaluator", "replay"]
+Role = Literal["learner", "actor", "evaluator", "replay", "inference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,9 @@ class HostSpec:
     """CPU numbers that the host is bound to; empty: any CPU."""
     threads: int = 1
     """Threads of numerical libraries inside the compute thread."""
+    bell: int | None = None
+    """Its doorbell among those of the run; None: the host neither asks for inference nor serves it.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Exporters, screens and controllers read them; a component does not know its read
 from __future__ import annotations
 
 import math
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -34,12 +35,15 @@ SECONDS_BUCKETS = (
     30.0,
     60.0,
 )
+ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""For numbers of requests in a batch."""
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384, 65536)
 """Up to 256 for trajectories that are used once, beyond it for items of replay."""
 STATES = ("starting", "running", "paused", "draining", "stopping", "done", "failed", "stopped")
 VERDICTS = (
     "sampling-bound",
     "learning-bound",
+    "inference-bound",
     "transport-bound",
     "balance-bound",
     "balanced",
@@ -157,6 +161,8 @@ def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, f
 class StateClock:
     """Measures where a component's time goes. A component is in exactly one state at any time:
     "busy", "waiting:grant", "paused", …
+
+    The loop and the compute thread of a host may both enter states.
     """
 
     def __init__(
@@ -165,12 +171,14 @@ class StateClock:
         self._clock = clock
         self._seconds: dict[str, float] = {}
         self._state, self._since = state, clock()
+        self._lock = threading.Lock()
 
     def enter(self, state: str) -> None:
         """Count the time from now on for ``state``."""
-        now = self._clock()
-        self._seconds[self._state] = self._seconds.get(self._state, 0.0) + now - self._since
-        self._state, self._since = state, now
+        with self._lock:
+            now = self._clock()
+            self._seconds[self._state] = self._seconds.get(self._state, 0.0) + now - self._since
+            self._state, self._since = state, now
 
     @property
     def state(self) -> str:
@@ -179,7 +187,8 @@ class StateClock:
 
     def read(self) -> TimeShares:
         """Seconds so far. `TimeShares.at` adds the current state."""
-        return TimeShares(dict(self._seconds), self._state, self._since)
+        with self._lock:
+            return TimeShares(dict(self._seconds), self._state, self._since)
 
 
 # Measures of components: what each role counts and times
@@ -355,12 +364,61 @@ class ShardMeasures:
     )
 
 
-Measures = ActorMeasures | LearnerMeasures | WeightsMeasures | EvaluatorMeasures | ShardMeasures
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceMeasures:
+    """Counts and times of an inference server. A request is one row: the observations of all
+    environments of one actor.
+    """
+
+    requests: float = field(
+        metadata=metric("Requests answered.", kind="counter", name="inference_requests")
+    )
+    padding: float = field(
+        metadata=metric(
+            "Rows added to fill batches to a size that the device has prepared.",
+            kind="counter",
+            name="inference_padding_rows",
+        )
+    )
+    weight_loads: float = field(
+        metadata=metric(
+            "Versions loaded by the server.", kind="counter", name="inference_weight_loads"
+        )
+    )
+    failures: float = field(
+        metadata=metric(
+            "Batches that failed and were computed again.",
+            kind="counter",
+            name="inference_failures",
+        )
+    )
+    batch_rows: Histogram = field(
+        metadata=metric("Requests in one batch.", kind="histogram", name="inference_batch_requests")
+    )
+    wait_seconds: Histogram = field(
+        metadata=metric(
+            "Time from a request to its answer.", kind="histogram", name="inference_wait_seconds"
+        )
+    )
+    compute_seconds: Histogram = field(
+        metadata=metric("Time of one batch.", kind="histogram", name="inference_seconds")
+    )
+
+
+Measures = (
+    ActorMeasures
+    | LearnerMeasures
+    | WeightsMeasures
+    | EvaluatorMeasures
+    | ShardMeasures
+    | InferenceMeasures
+)
 MEASURES: Mapping[str, tuple[type[Measures], ...]] = {
     "actor": (ActorMeasures,),
     "learner": (LearnerMeasures, WeightsMeasures),
     "evaluator": (EvaluatorMeasures,),
     "replay": (ShardMeasures,),
+    "inference": (InferenceMeasures,),
 }
 """By role."""
 

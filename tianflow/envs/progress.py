@@ -5,7 +5,7 @@ thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint
 from typing import Any
 
@@ -28,6 +28,10 @@ class _Turns(list[Any]):
         return iterator
 
 
+def _ignore_wait(waiting: bool) -> None:
+    """Nothing follows the waits."""
+
+
 class EnvironmentProgress:
     """Follows the environments of one actor.
 
@@ -35,13 +39,15 @@ class EnvironmentProgress:
     value of each field, which is enough to compare two readings.
     """
 
-    __slots__ = ("_turns", "calls", "operation")
+    __slots__ = ("_turns", "calls", "on_wait", "operation")
 
     def __init__(self) -> None:
         self.operation = ""
         """See `Activity.operation`; "" while no operation is in progress."""
         self.calls = 0
         """See `Activity.calls`."""
+        self.on_wait: Callable[[bool], None] = _ignore_wait
+        """Called with the argument of `waits`."""
         self._turns: _Turns | None = None
 
     @contextlib.contextmanager
@@ -53,6 +59,13 @@ class EnvironmentProgress:
             yield
         finally:
             self.operation = ""
+
+    def waits(self, waiting: bool) -> None:
+        """The trajectory in progress begins, or ends, to wait for an inference server. No
+        environment is at work meanwhile.
+        """
+        self.operation = "inference" if waiting else "step"
+        self.on_wait(waiting)
 
     def constructed(self, environment: Any) -> Any:
         """Count one constructor. Returns ``environment``, so it can stand among wrappers."""

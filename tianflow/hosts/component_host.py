@@ -63,7 +63,13 @@ class ComponentHost:
         self._loop = asyncio.get_running_loop()
         self.thread_ended: asyncio.Future[None] = self._loop.create_future()
         """Resolved after `close`, once nothing computes any more."""
-        self._compute = Compute(name="compute", on_orphan=self._orphan, on_end=self._thread_ends)
+        bell = plan.host.bell
+        self._compute = Compute(
+            name="compute",
+            on_orphan=self._orphan,
+            on_end=self._thread_ends,
+            bell=None if bell is None else ends.bells[bell],
+        )
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._builder = Builder(plan=plan, ends=ends, compute=self._compute)
         self._components: dict[str, AnyComponent] = {}
@@ -98,6 +104,7 @@ class ComponentHost:
         for component in self._components.values():
             if isinstance(component, Actor):
                 component.retire()
+        self._compute.wake()
         self._finish("")
 
     async def close(self) -> None:

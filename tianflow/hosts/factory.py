@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from tianflow.components.evaluator import Evaluator
+    from tianflow.components.inference_server import Computing, InferenceServer
     from tianflow.components.replay_shard import ReplayShard
+    from tianflow.components.requesting import RequestSelector
     from tianflow.components.rollout import Rollout
     from tianflow.components.stacking import BatchStacker, DrawStacker
     from tianflow.components.weights import PolicyWeights
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from tianflow.interfaces import Algorithm, AlgorithmFactory, Ends, Policy
 
 
-AnyComponent: TypeAlias = "Actor | Learner | Evaluator | ReplayShard"
+AnyComponent: TypeAlias = "Actor | Learner | Evaluator | ReplayShard | InferenceServer"
 
 
 class Incarnation(NamedTuple):
@@ -73,6 +75,7 @@ class Builder:
             "learner": self._learner,
             "evaluator": self._evaluator,
             "replay": self._replay_shard,
+            "inference": self._inference_server,
         }
         return makers[component.role](component)
 
@@ -140,25 +143,65 @@ class Builder:
             seed=make.environment_seed(config.run.seed, 0, config.evaluation.num_envs, stream=1),
         )
 
+    def _inference_server(self, component: ComponentSpec) -> InferenceServer:
+        from tianflow.channels.arena import SlotRequests
+        from tianflow.components.inference_server import InferenceServer
+
+        servers = self._config.inference.servers
+        return InferenceServer(
+            name=component.name,
+            host=self._host,
+            requests=SlotRequests(self._ends.arena, index=component.index, servers=servers),
+            steps=self._plan.layout.steps,
+            bells=self._ends.bells,
+            settings=self._ends.settings,
+            compute=self._compute,
+            make=self._computing,
+        )
+
     # On the compute thread, where PyTorch is imported
     # -----------------------------------------------------------------
 
-    def _policy(self) -> tuple[Policy, PolicyWeights]:
+    def _policy(self, device: torch.device | None = None) -> tuple[Policy, PolicyWeights]:
+        """The policy on ``device``, by default on the CPU, and its weights."""
         from tianflow.components.weights import PolicyWeights
 
         self._set_threads()
-        policy = _factory(self._config).make_policy(self._config, self._plan.spec)
+        make, where = _factory(self._config).make_policy, () if device is None else (device,)
+        policy = make(self._config, self._plan.spec, *where)
         nbytes = policy.table.nbytes
         return policy, PolicyWeights(
             reader=self._ends.weights_reader(nbytes), policy=policy, nbytes=nbytes
         )
 
     def _actors_policy(self) -> tuple[Policy, PolicyWeights]:
+        """With central inference, actors use it for noise, which follows the weights, only."""
         from tianflow.algorithms.common.precision import set_acting_precision
 
         policy, weights = self._policy()
-        set_acting_precision(self._config, policy)
+        if not self._config.central:
+            set_acting_precision(self._config, policy, "actors")
         return policy, weights
+
+    def _computing(self) -> Computing:
+        from tianflow.algorithms.common.precision import set_acting_precision
+        from tianflow.components.inference_batch import PolicyBatch
+        from tianflow.components.inference_server import Computing
+
+        config, arena = self._config, self._ends.arena
+        device = _device(config.inference.device)
+        if device.type == "cpu":
+            policy, weights = self._policy()
+            set_acting_precision(config, policy, "inference")
+            return Computing(PolicyBatch(policy, arena), weights.refresh)
+        from tianflow.algorithms.common.precision import full_precision
+        from tianflow.components.device_batch import DeviceBatch
+
+        policy, weights = self._policy(device)
+        set_acting_precision(config, policy, "inference")
+        batch = DeviceBatch(policy, arena, device, lambda: full_precision(device))
+        batch.prepare(min(config.inference.max_batch, max(1, config.actors.count)))
+        return Computing(batch, weights.refresh)
 
     def _rollout(
         self, component: ComponentSpec, progress: EnvironmentProgress | None = None
@@ -181,6 +224,7 @@ class Builder:
             incarnation=incarnation.number,
             actors=lambda: self._config.actors.count,
             progress=progress,
+            requests=self._requests(),
         )
         try:
             rollout.prepare()
@@ -188,10 +232,21 @@ class Builder:
             raise RunError(component.name, str(error)) from error
         return rollout
 
+    def _requests(self) -> RequestSelector | None:
+        from tianflow.components.requesting import RequestSelector
+
+        if not self._config.central:
+            return None
+        place, servers = self._plan.host.bell, self._config.inference.servers
+        assert place is not None
+        return RequestSelector(place=place, bells=self._ends.bells[:servers])
+
     def _algorithm(self) -> Algorithm:
         self._set_threads()
         config = self._config
-        algorithm = _factory(config).make_learner(config, self._plan.spec, self._device())
+        algorithm = _factory(config).make_learner(
+            config, self._plan.spec, _device(config.learner.device)
+        )
         if self._plan.checkpoint is not None:
             algorithm.load_state_dict(CheckpointStore.load(self._plan.checkpoint).read())
         return algorithm
@@ -199,24 +254,24 @@ class Builder:
     def _stacker(self, trajectories: int) -> BatchStacker | DrawStacker:
         from tianflow.components.stacking import BatchStacker, DrawStacker
 
+        device = _device(self._config.learner.device)
         if self._plan.draws is not None:
-            return DrawStacker(layout=self._plan.draws, device=self._device())
-        return BatchStacker(
-            layout=self._plan.layout, trajectories=trajectories, device=self._device()
-        )
-
-    def _device(self) -> torch.device:
-        import torch
-
-        name = self._config.learner.device
-        return torch.device(
-            ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-        )
+            return DrawStacker(layout=self._plan.draws, device=device)
+        return BatchStacker(layout=self._plan.layout, trajectories=trajectories, device=device)
 
     def _set_threads(self) -> None:
         import torch
 
         torch.set_num_threads(self._plan.host.threads)
+
+
+def _device(name: str) -> torch.device:
+    """The device that a setting names."""
+    import torch
+
+    return torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    )
 
 
 def make_seed(*parts: int) -> int:

@@ -51,11 +51,13 @@ from tianflow.hosts import event_loop as loops
 from tianflow.hosts.component_host import ComponentHost, as_run_error
 
 if TYPE_CHECKING:
+    from tianflow.channels.arena import Arena
     from tianflow.core.events import Event
     from tianflow.core.payloads import Activity, Version
     from tianflow.core.program import HostPlan
     from tianflow.core.statistics import ComponentStatistics
     from tianflow.interfaces import (
+        Bell,
         HostTransport,
         LiveSettings,
         MessageLink,
@@ -115,6 +117,16 @@ class LinkEnds:
         assert draws is not None
         self.shard = ShardEnd(slots=self._transport.arena, draws=draws, answer=self._link.send)
         return self.shard
+
+    @property
+    def arena(self) -> Arena:
+        """Slots of trajectories."""
+        return self._transport.arena
+
+    @property
+    def bells(self) -> Sequence[Bell]:
+        """Doorbells of the run."""
+        return self._transport.bells
 
     def weights_reader(self, nbytes: int) -> WeightsChannel:
         """All readers of this process share one channel."""

@@ -15,16 +15,18 @@ from tianflow.exchange.local import MemoryBatchSource, MemoryTrajectorySender
 from tianflow.exchange.shards import ShardEnd
 from tianflow.hosts.component_host import ComponentHost
 from tianflow.planning.memory import DRAW_SLOTS, slots_capacity, slots_wanted
+from tianflow.planning.placement import bells_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tianflow.channels.arena import Arena
     from tianflow.config.model import Config
     from tianflow.core.payloads import Activity, TrajectoryLayout
     from tianflow.core.program import HostPlan, HostSpec
     from tianflow.core.statistics import ComponentStatistics
     from tianflow.errors import RunError
-    from tianflow.interfaces import EventPublisher, RunView, SettingsReader, SlotOwner
+    from tianflow.interfaces import Bell, EventPublisher, RunView, SettingsReader, SlotOwner
 
 COMPUTE_MODULES = (
     "tianflow.components.rollout",
@@ -57,7 +59,13 @@ class InlineLauncher:
         """Slots in ordinary memory."""
         room = max(256, ROOM_FOR_CHANGES * slots_wanted(config))
         capacity = min(slots_capacity(config, layout), room)
-        return HeapSlots(layout=layout, capacity=capacity, draws=draws, draw_slots=DRAW_SLOTS)
+        return HeapSlots(
+            layout=layout,
+            capacity=capacity,
+            draws=draws,
+            draw_slots=DRAW_SLOTS,
+            bells=bells_wanted(config),
+        )
 
     async def launch(self, run: RunView, slots: SlotOwner) -> None:
         """Run until the end."""
@@ -121,6 +129,16 @@ class MemoryEnds:
         )
         self._shard_ends[index] = end
         return end
+
+    @property
+    def arena(self) -> Arena:
+        """The coordinator's own slots."""
+        return self._run.exchange.arena
+
+    @property
+    def bells(self) -> Sequence[Bell]:
+        """Of the run."""
+        return self._slots.bells
 
     def weights_reader(self, nbytes: int) -> MemoryWeights:  # noqa: ARG002 - it holds any size
         """The one store."""

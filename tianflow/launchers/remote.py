@@ -53,6 +53,7 @@ from tianflow.exchange.remote import ServedExchange
 from tianflow.exchange.shards import LinkShardPort
 from tianflow.launchers.host_forker import HOST_ENVIRONMENT
 from tianflow.planning.memory import DRAW_SLOTS, slots_capacity
+from tianflow.planning.placement import bells_wanted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,6 +92,7 @@ def shared_slots(
         capacity=slots_capacity(config, layout),
         draws=draws,
         draw_slots=DRAW_SLOTS,
+        bells=bells_wanted(config),
     )
 
 

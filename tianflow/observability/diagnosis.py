@@ -25,6 +25,9 @@ limited.
 SETTLED_S = 2.0
 """Seconds after a change in which reports may still describe the time before it."""
 
+SERVERS_BUSY = 0.5
+"""Share of time from which on servers are the limit, not the time that a request takes."""
+
 log = logger("diagnosis")
 
 
@@ -157,7 +160,16 @@ def _verdict(window: Window) -> str:
         return "transport-bound"
     if learner and actors:
         return "balance-bound"
+    if learner and _inference_holds_hosts_up(window):
+        return "inference-bound"
     return "sampling-bound" if learner else "learning-bound"
+
+
+def _inference_holds_hosts_up(window: Window) -> bool:
+    """True if hosts are idle while their actors wait for an inference server. A host with several
+    actors steps others meanwhile.
+    """
+    return window.inference_waits > NOTICEABLE and window.hosts_busy < 1.0 - NOTICEABLE
 
 
 # Advice: a sentence, settings that would help, and the forecast with them
@@ -207,6 +219,39 @@ def _sampling(window: Window) -> Advice:
                 f"; neither would batch_trajectories = {larger}, with the same staleness "
                 "and fewer, larger updates"
             )
+    return sentence, suggested, forecast
+
+
+def _inference(window: Window) -> Advice:
+    """More servers where they are busy, else more actors a host, which step while others wait."""
+    config, wanted = window.config, 1.0 / max(1.0 - MOST, window.hosts_busy)
+    servers, busy = config.inference.servers, window.servers_busy
+    waits = (
+        f"actors wait {window.inference_waits:.0%} of the time for inference servers, which "
+        f"compute {busy:.0%} of the time"
+    )
+    if busy > SERVERS_BUSY:
+        more = max(servers + 1, math.ceil(servers * busy * wanted - 0.1))
+        forecast = _about(window.pace * min(wanted, more / (servers * busy)))
+        sentence = (
+            f"{waits}: with inference.servers = {more}, in a new run, about "
+            f"{_gain(forecast, window.pace)}, if there are cores or devices for them; a faster "
+            "inference.device helps as much"
+        )
+        return sentence, {"inference.servers": more}, forecast
+    enough = math.ceil(window.actors * wanted - 0.1)
+    suggested: dict[str, float] = {"actors.count": enough}
+    bound, batch = window.run.ledger.max_staleness, config.algorithm.batch_trajectories
+    if window.run.replay is None and bound is not None and bound * batch < enough:
+        suggested["balance.max_staleness"] = bound = -(-enough // batch)
+    supply = window.pace * enough / window.actors
+    forecast = window.forecast(
+        supply, window.pace / window.learner_works, actors=enough, bound=bound
+    )
+    sentence = (
+        f"{waits}: their hosts are idle meanwhile; with {enough} actors they would step others, "
+        f"at about {_gain(forecast, window.pace)}"
+    )
     return sentence, suggested, forecast
 
 
@@ -341,6 +386,7 @@ def _balanced(window: Window) -> Advice:
 ADVICE = {
     "sampling-bound": _sampling,
     "learning-bound": _learning,
+    "inference-bound": _inference,
     "transport-bound": _transport,
     "balance-bound": _balance,
     "balanced": _balanced,

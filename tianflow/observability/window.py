@@ -166,6 +166,21 @@ class Window:
         )
 
     @property
+    def inference_waits(self) -> float:
+        """Mean share of the actors' time in which they waited for an inference server."""
+        return self.shares["actor"].get("waiting:inference", 0.0)
+
+    @property
+    def servers_busy(self) -> float:
+        """Mean share of time in which inference servers compute."""
+        return self.shares.get("inference", {}).get("busy", 0.0)
+
+    @property
+    def hosts_busy(self) -> float:
+        """Mean share of time in which an actor of a host steps its environments."""
+        return min(1.0, self.stepping / self.hosts)
+
+    @property
     def actors_work(self) -> float:
         """Steps that the actors make, over those that they could make without waiting for grants.
         Actors of one host take turns, so together they make no more than one of them could.

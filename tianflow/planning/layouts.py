@@ -17,6 +17,7 @@ def trajectory_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout
         return_accumulator=config.env.normalisation.returns,
         recorded=config.algorithm.recorded,
         replayed=config.algorithm.window is not None,
+        request_noise=config.algorithm.noise_size(spec.action) if config.central else 0,
     )
 
 

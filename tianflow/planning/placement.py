@@ -26,12 +26,33 @@ def build(config: Config, capabilities: LauncherCapabilities) -> Program:
     shards = tuple(
         ComponentSpec(f"replay-{index}", "replay", index) for index in range(shard_count(config))
     )
-    components = (LEARNER, *shards, *actors, EVALUATOR)
+    servers = tuple(
+        ComponentSpec(f"inference-{index}", "inference", index)
+        for index in range(servers_of(config))
+    )
+    components = (LEARNER, *shards, *servers, *actors, EVALUATOR)
     if capabilities.processes:
         cores = _cores(config) if capabilities.binds_cores else []
-        return Program(components, _hosts(config, actors, shards, cores))
-    host = HostSpec(config.placement.launcher, components, threads=config.learner.threads)
+        return Program(components, _hosts(config, actors, shards, servers, cores))
+    host = HostSpec(
+        config.placement.launcher,
+        components,
+        threads=config.learner.threads,
+        bell=0 if config.central else None,
+    )
     return Program(components, (host,))
+
+
+def servers_of(config: Config) -> int:
+    """Number of inference servers; 0 with local inference."""
+    return config.inference.servers if config.central else 0
+
+
+def bells_wanted(config: Config) -> int:
+    """Number of doorbells: one for each inference server and each host of actors; 0 with local
+    inference.
+    """
+    return servers_of(config) + hosts_wanted(config) if config.central else 0
 
 
 def shard_count(config: Config) -> int:
@@ -48,14 +69,16 @@ def _hosts(
     config: Config,
     actors: tuple[ComponentSpec, ...],
     shards: tuple[ComponentSpec, ...],
+    servers: tuple[ComponentSpec, ...],
     cores: list[int],
 ) -> tuple[HostSpec, ...]:
-    """One host for the learner, one for the evaluator, one for each replay shard, and hosts that
-    share the actors.
+    """One host for the learner, one for the evaluator, one for each replay shard and inference
+    server, and hosts that share the actors.
 
     With more ``cores`` than the learner has threads, the learner has its cores alone: two processes
     that stay on their cores do more work than two that the system moves. An actor keeps its host
-    when the number of actors changes.
+    when the number of actors changes. An inference server is not bound to a core, because it works
+    in short turns.
     """
     alone = len(cores) > config.learner.threads
     for_learner = tuple(cores[: config.learner.threads]) if alone else ()
@@ -65,7 +88,12 @@ def _hosts(
         tuple(actor for actor in actors if actor.index % wanted == place) for place in range(wanted)
     ]
     hosts = [
-        HostSpec(f"actors-{place}", group, _share(for_actors, place, wanted))
+        HostSpec(
+            f"actors-{place}",
+            group,
+            _share(for_actors, place, wanted),
+            bell=len(servers) + place if servers else None,
+        )
         for place, group in enumerate(shared)
         if group
     ]
@@ -73,6 +101,7 @@ def _hosts(
         HostSpec("learner", (LEARNER,), for_learner, config.learner.threads),
         HostSpec("evaluator", (EVALUATOR,), for_actors),
         *(HostSpec(shard.name, (shard,), for_actors) for shard in shards),
+        *(HostSpec(server.name, (server,), bell=server.index) for server in servers),
         *hosts,
     )
 

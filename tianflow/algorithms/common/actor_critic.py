@@ -33,6 +33,7 @@ from tianflow.ops.losses import (
 )
 from tianflow.ops.transforms import indexed
 
+CPU = torch.device("cpu")
 PROBED_COLUMNS = 8
 """Columns of a batch that `ActorCriticLearner.explain_difference` evaluates."""
 
@@ -42,13 +43,13 @@ class ActorCriticPolicy:
     log-probability.
     """
 
-    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
-        self._model = ActorCriticModel(config, spec, torch.device("cpu"))
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device = CPU) -> None:
+        self._model = ActorCriticModel(config, spec, device)
         self._model.network.requires_grad_(False)
-        self._acting = ActingNetwork(self._model.network)
+        self._acting = ActingNetwork(self._model.network, device)
         self._act = self._act_of(self._acting.network)
         self.table = self._model.buffer.table
-        self._arrays = self._arrays_of(spec)
+        self._arrays = self._arrays_of(spec) if device.type == "cpu" else None
 
     def load(self, flat: NDArray[np.uint8]) -> None:
         """Load weights by one copy of bytes.

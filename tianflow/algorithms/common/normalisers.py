@@ -106,10 +106,14 @@ class ObservationNormaliser:
                 moments.mean * unit,
                 torch.rsqrt(moments.variance + self._epsilon[name]) / unit,
             )
-            self._scales[name] = (
+            scales = (
                 self._in_order(name, mean.float()),
                 self._in_order(name, inverse_std.float()),
             )
+            if name not in self._scales:
+                self._scales[name] = scales
+            for place, value in zip(self._scales[name], scales, strict=True):
+                place.copy_(value)  # in place: a captured graph reads this memory
 
     def __call__(self, observation: Tree) -> Tree:
         """{leaf: [..., *leaf shape]} with ``leaves`` normalised, as float32."""

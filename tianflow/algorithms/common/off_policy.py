@@ -88,7 +88,7 @@ class OffPolicyPolicy(Generic[Module]):
     def __init__(self, model: QModel[Module]) -> None:
         self.model = model
         self.model.network.requires_grad_(False)
-        self.acting = ActingNetwork(self.model.network)
+        self.acting = ActingNetwork(self.model.network, model.buffer.bytes.device)
         """Network that `act` calls."""
         self.table = self.model.buffer.table
         self.index, self.count = 0, 1

@@ -66,7 +66,10 @@ class FlatBuffer:
         """
         if flat.nbytes != self.table.nbytes:
             raise ValueError(f"{flat.nbytes} bytes of weights, expected {self.table.nbytes}")
-        np.copyto(self.bytes.numpy(), flat)
+        if self.bytes.device.type == "cpu":
+            np.copyto(self.bytes.numpy(), flat)
+        else:
+            self.bytes.copy_(torch.from_numpy(flat))
 
     def bind_replica(self, network: nn.Module) -> Tensor:
         """Make the parameters of ``network``, a copy of the original, views of this buffer.

@@ -71,15 +71,15 @@ class ActingNetwork(Generic[Module]):
         forward: calls it; outputs are float32.
     """
 
-    def __init__(self, network: Module) -> None:
-        self.network = self._own = network
+    def __init__(self, network: Module, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 - a device is immutable
+        self.network, self._own, self._device = network, network, device
         self.forward: Forward = in_float32
 
     def in_bfloat16(self) -> None:
         """Use bfloat16 from now on."""
         self.network, self.forward = (
             deepcopy(self._own).to(torch.bfloat16),
-            forward_in("bf16", torch.device("cpu"), whose="actors"),
+            forward_in("bf16", self._device, whose="actors"),
         )
 
     def refresh(self) -> None:
@@ -161,15 +161,18 @@ def slow_reason(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> 
     )
 
 
-def set_acting_precision(config: Config, policy: Policy) -> None:
-    """Set the precision of an actor's ``policy`` to ``actors.precision``.
+def set_acting_precision(
+    config: Config, policy: Policy, section: Literal["actors", "inference"] = "actors"
+) -> None:
+    """Set the precision of ``policy`` to ``actors.precision``, or ``inference.precision``.
 
     Raises:
         ConfigError: the policy does not support it.
     """
-    if config.actors.precision == "fp32":
+    wanted: str = getattr(config, section).precision
+    if wanted == "fp32":
         return
     if not isinstance(policy, ActsInBfloat16):
         refused = f"the policy of {config.algorithm.name} has no act_in_bfloat16"
-        raise ConfigError([Problem("actors.precision", config.actors.precision, refused, "fp32")])
+        raise ConfigError([Problem(f"{section}.precision", wanted, refused, "fp32")])
     policy.act_in_bfloat16()

@@ -25,6 +25,7 @@ from tianflow.ops.exploration import apex_epsilons, epsilon_noise, scores_of
 from tianflow.ops.q_values import masked_values, taken
 
 Settings = TypeVar("Settings", bound=QSettings)
+CPU = torch.device("cpu")
 
 
 def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> QModel[QNetwork]:
@@ -42,8 +43,8 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
     values.
     """
 
-    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
-        super().__init__(make_model(config, spec, torch.device("cpu")))
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device = CPU) -> None:
+        super().__init__(make_model(config, spec, device))
         (self._actions,) = spec.action.categories
         self._state_shapes = state_spec(config.network)
 

@@ -32,6 +32,7 @@ RESOURCES: dict[str, tuple[str, ...]] = {
     "actors": ("actors",),
     "balance": ("balance",),
     "evaluation": ("evaluation",),
+    "inference": ("inference",),
     "learner": ("algorithm", "learner"),
     "replay": ("replay",),
     "weights": ("weights",),

@@ -1,0 +1,155 @@
+"""Central inference in runs of several processes: servers are killed, stopped and slow, weights
+change within trajectories, and every label stays true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import LiveRun
+from tests.e2e.test_failures import MANY, random_moment, sound
+from tests.e2e.test_oracle import Scraper, change, kill, pid_of
+from tests.support.oracle import Witness, oracle_config, until, until_true
+from tianflow import api
+from tianflow.coordinator import Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+KILLS = int(os.environ.get("TIANFLOW_KILLS", "3"))
+CENTRAL = {
+    "actors__inference": "central",
+    "inference__servers": 2,
+    "inference__device": "cpu",
+    "actors__count": 4,
+    "balance__max_staleness": 4,
+}
+
+
+def servers_are_back(live: LiveRun, before: dict[str, int]) -> None:
+    """Every server is another process than before, and steps flow."""
+    live.until(
+        "the servers are back",
+        lambda: all(live.pid(name) not in (None, pid) for name, pid in before.items()),
+    )
+    live.until("the run is ready", live.ready)
+    live.until_training(more=20)
+
+
+def test_killed_servers_come_back_and_nothing_else_is_lost(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    with harness.run(tmp_path, **MANY, **CENTRAL) as live:
+        live.until_training(more=20)
+        descriptors = live.descriptors()
+        hosts = {name: live.wait_for_pid(name) for name in ("actors-0", "actors-1", "learner")}
+        for number in range(KILLS):
+            names = ["inference-0", "inference-1"][: 1 + number % 2]  # one, or all at once
+            random_moment(rng)
+            before = {name: live.kill(name) for name in names}
+            servers_are_back(live, before)
+            sound(live)
+        # a server that is stopped for a moment delays its actors, and one that stays so is replaced
+        harness.stop_and_continue(live, "inference-1", seconds=1.0)
+        live.until_training(more=20)
+        servers_are_back(live, {"inference-0": live.kill("inference-0", signal.SIGSTOP)})
+        metrics = sound(live)
+        assert {} == {
+            key: value
+            for key, value in metrics.items()
+            if key[0] == "trajectories_dropped_total" and value and key[1] != "stopped"
+        }
+        assert hosts == {name: live.wait_for_pid(name) for name in hosts}
+        assert metrics["inference_requests_total", "inference-0"] > 0
+        live.until("no descriptor is lost", lambda: live.descriptors() <= descriptors)
+
+
+def test_readiness_names_the_servers_that_are_missing(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **MANY, **CENTRAL) as live:
+        live.until_training(more=5)
+        for name in ("inference-0", "inference-1"):
+            live.kill(name, signal.SIGSTOP)
+        reason = live.until("it is not ready", live.why_not_ready)
+        assert "inference-" in reason
+        # actors that wait for a server do not count as hung environments
+        servers_are_back(live, {})
+        assert 0 == sum(
+            value
+            for key, value in live.metrics().items()
+            if key[0] == "component_restarts_total" and "env_hang" in key
+        )
+
+
+def test_central_inference_is_exact_over_kills_cuts_and_live_changes(tmp_path: Path) -> None:
+    dice = random.Random(3)
+    config = oracle_config(
+        tmp_path / "record",
+        env={"seconds": 0.001, "slow_share": 0.05, "factor": 20.0, "length": 12},
+        algorithm={"update_s": 0.004},
+        actors={"count": 4, "hosts": 2, "rollout_steps": 8, "inference": "central"},
+        inference={"servers": 2, "device": "cpu"},
+        balance={"max_staleness": 2, "min_fragment_steps": 1},
+        placement={"launcher": "processes", "affinity": "none"},
+        checkpoint={"every_s": 1.0},
+        run={"max_restarts": 100},
+    )
+    victims = ["inference-0", "learner", "actors-1", "inference-1"]
+
+    async def whole() -> Run:
+        async with api.open_run(config, runs_dir=tmp_path, http=True) as handle:
+            run = handle.run
+            witness = Witness(run, lambda: pid_of(run, "learner"))
+            await until(run, 5)
+            scraper = Scraper(run)
+            scraping = asyncio.create_task(scraper.run())
+            for victim in victims:
+                for _ in range(3):
+                    await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(25))
+                    change(run, dice)
+                    waits = {"inference": {"max_wait_s": dice.choice([0.0, 0.001, 0.01])}}
+                    run.control.change(waits, source="test")
+                await asyncio.sleep(dice.random() * 0.05)  # the moment of the kill is chance
+                await kill(run, victim)
+            await until(run, run.exchange.ledger.snapshot().updates + 50)
+            await until_true(run, lambda: scraper.looks > 10 or scraping.done())
+            if scraping.done():
+                scraping.result()
+            scraping.cancel()
+            run.lifecycle.end("done", "test")
+            await handle.wait()
+            histogram = witness.check(tmp_path / "record", kills=1)
+            assert min(histogram) >= 0
+            return run
+
+    run = asyncio.run(whole())
+    assert 0 == run.exchange.ledger.snapshot().violations
+
+
+def test_rows_of_one_trajectory_have_the_versions_of_their_batches(tmp_path: Path) -> None:
+    """The oracle checks each label against its action; here versions change within trajectories."""
+    config = oracle_config(
+        tmp_path / "record",
+        env={"seconds": 0.002, "jitter": False},
+        actors={"count": 2, "rollout_steps": 64, "inference": "central"},
+        inference={"device": "cpu"},
+        balance={"max_staleness": 16, "min_fragment_steps": 1},
+        placement={"launcher": "inline"},
+    )
+    spread: list[int] = []
+
+    async def whole() -> None:
+        async with api.open_run(config, runs_dir=tmp_path) as handle:
+            run = handle.run
+            await until(run, 30)
+            for slot in range(run.exchange.arena.slots):
+                versions = run.exchange.arena.views(slot)["version"]
+                spread.append(int(versions.max() - versions.min()))
+            run.lifecycle.end("done", "test")
+            await handle.wait()
+
+    asyncio.run(whole())
+    assert max(spread) > 0
