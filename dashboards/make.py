@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dashboards.inference import inference_panels
 from dashboards.panels import (
     RATE,
     SOURCE,
@@ -204,6 +205,7 @@ def overview() -> Json:
                 unit="ops",
                 width=COLUMNS,
             ),
+            *inference_panels(),
             *service_panels(),
         ],
     )
