@@ -79,11 +79,16 @@ def children() -> list[int]:
 
 def interpreters() -> int:
     """Processes of checks, without those that an environment starts."""
-    return sum(
-        b"tianflow.planning.probe" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        for pid in children()
-        if Path(f"/proc/{pid}").exists()
-    )
+    return sum(parent(pid) == os.getpid() for pid in children())
+
+
+def parent(pid: int) -> int:
+    """The process that started ``pid``; 0 once it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 @pytest.fixture
