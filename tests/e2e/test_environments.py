@@ -254,7 +254,7 @@ def test_a_constructor_that_hangs_is_given_up_and_tried_again(tmp_path: Path) ->
         tmp_path / "runs",
         env__id=f"{TROUBLES}:LateEnv",
         env__kwargs=kwargs,
-        env__start_timeout_s=4.0,
+        env__start_timeout_s=8.0,
     ) as live:
         live.until("a restart", lambda: live.restarts() >= 1.0)
         live.until("both actors", lambda: 2.0 == live.metric("actors"))
