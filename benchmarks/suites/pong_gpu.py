@@ -1,5 +1,5 @@
-"""Suite: IMPALA on Pong with its learner on a GPU and an actor on every core, over the environments
-alone on these cores.
+"""Suite: IMPALA on Pong with its learner, and with central inference its servers, on a GPU, over
+the environments alone on these cores.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.lib import child
 from benchmarks.lib.harness import (
@@ -25,16 +26,39 @@ from benchmarks.workers import training
 
 CONFIG = ROOT / "configs" / "pong_impala.toml"
 STANDARD = ("env.kwargs.img_height=84", "env.kwargs.img_width=84")
-CASES: dict[str, tuple[tuple[str, ...], bool]] = {
-    "42 x 42, B = 1 as shipped": ((), False),
-    "42 x 42, B = A/2": ((), True),
-    "84 x 84, B = A/2": (STANDARD, True),
+CENTRAL = (
+    "actors.inference=central",
+    "placement.affinity=auto",
+    "balance.max_staleness=4",
+    "inference.max_wait_s=0.004",
+)
+
+
+class Case(NamedTuple):
+    """One setting of the run."""
+
+    overrides: tuple[str, ...]
+    half_batch: bool = True
+    """A batch has a trajectory for every two actors. With one trajectory in a batch, the controller
+    idles most actors.
+    """
+
+    @property
+    def central(self) -> bool:
+        """True with inference servers. A host then has two actors, which step in turn."""
+        return CENTRAL[0] in self.overrides
+
+
+CASES = {
+    "42 x 42, local, B = 1 as shipped": Case((), half_batch=False),
+    "42 x 42, local": Case(()),
+    "42 x 42, central": Case(CENTRAL),
+    "84 x 84, local": Case(STANDARD),
+    "84 x 84, central": Case((*STANDARD, *CENTRAL)),
+    "84 x 84, two servers": Case((*STANDARD, *CENTRAL, "inference.servers=2")),
 }
-"""Overrides, and whether a batch has a trajectory for every two actors. With one trajectory in a
-batch, the controller idles most actors.
-"""
-RESERVED = 2
-"""Number of cores for the learner and the coordinator."""
+RESERVED, RESERVED_CENTRAL = 2, 1
+"""Number of cores without an actor host, for the learner, the coordinator and servers."""
 TIMEOUT_S = 120.0
 
 
@@ -51,18 +75,23 @@ def make(plan: Plan) -> Benchmark:
     window = training.Window(0.5, 1.0) if plan.quick else training.Window(10.0, 20.0)
     seconds = 0.5 if plan.quick else 10.0
     cores = sorted(os.sched_getaffinity(0))
-    actors = max(1, len(cores) - RESERVED)
+
+    def hosts(case: str) -> int:
+        return max(1, len(cores) - (RESERVED_CENTRAL if CASES[case].central else RESERVED))
+
     seeds = tuple(range(1, plan.rounds + 1))
 
     def trained(case: str, seed: int) -> Values:
+        chosen = CASES[case]
+        actors = hosts(case) * (2 if chosen.central else 1)
         settings = (
             f"run.seed={seed}",
             f"actors.count={actors}",
-            f"actors.hosts={actors}",
+            f"actors.hosts={hosts(case)}",
             "run.target_return=null",
-            *CASES[case][0],
+            *chosen.overrides,
         )
-        if CASES[case][1]:
+        if chosen.half_batch:
             settings += (f"algorithm.batch_trajectories={max(1, actors // 2)}",)
         return training.measure(str(CONFIG), settings, window, plan.scratch)
 
@@ -71,7 +100,7 @@ def make(plan: Plan) -> Benchmark:
         commands = [
             (
                 "benchmarks.workers.bare_loops",
-                ("environments", CONFIG, seconds, *CASES[case][0], "--core", core),
+                ("environments", CONFIG, seconds, *CASES[case].overrides, "--core", core),
             )
             for core in cores
         ]
@@ -97,9 +126,10 @@ def make(plan: Plan) -> Benchmark:
         ),
         units={**training.UNITS, "environments": "env steps/s, all cores"},
         settings={
-            "run": f"configs/pong_impala.toml, learner.device = auto, {actors} actors of 16 "
-            "environments in as many processes; "
-            "as shipped: 42 x 42 images, max_staleness = 2; frame skip 4, not multiplied",
+            "run": "configs/pong_impala.toml, learner.device = auto; local: "
+            f"{max(1, len(cores) - RESERVED)} actors of 16 environments in as many processes, "
+            f"B = A/2, max_staleness = 2; central: {max(1, len(cores) - RESERVED_CENTRAL)} hosts "
+            f"of two actors, B = A/2, {', '.join(CENTRAL)}; frame skip 4, not multiplied",
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; environments "
             f"alone {seconds:g} s",
             "limit": f"{len(cores)} processes of 16 environments, one thread and one core each, "

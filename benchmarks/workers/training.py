@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from tianflow.coordinator import ENDED
 from tianflow.coordinator.counters import waiting_seconds
 from tianflow.core.statistics import RunStatistics
 from tianflow.hosts import event_loop as loops
+from tianflow.launchers.remote import RemoteHost
 
 CONFIGS = ROOT / "benchmarks" / "configs"
 UNITS = {
@@ -31,6 +34,14 @@ UNITS = {
     "violations": "trajectories",
     "learner_waits": "of the time",
     "actors_wait": "of the time",
+    "batch_requests": "requests, mean",
+    "batch_seconds": "s, mean",
+    "wait_p99": "s at most, from request to answer",
+    "cores_learner": "cores",
+    "cores_actors": "cores",
+    "cores_inference": "cores",
+    "cores_evaluator": "cores",
+    "cores_coordinator": "cores",
 }
 """Units of the values of `measure`. Beside these there is ``updates_per_s``, which is meaningful
 only if all updates are alike.
@@ -69,14 +80,76 @@ async def watch(config: Path, overrides: Sequence[str], window: Window, runs: Pa
     async with open_run(config, overrides, runs_dir=runs) as run:
         await until_started(run)
         await asyncio.sleep(window.warm_s)
-        before = run.control.statistics()
+        before, spent = run.control.statistics(), processor_seconds(run)
         await asyncio.sleep(window.seconds)
-        after = run.control.statistics()
+        after, later = run.control.statistics(), processor_seconds(run)
         if run.control.state in ENDED:
             raise RuntimeError(
                 f"the run ended before the window did: {run.run.lifecycle.end_reason}"
             )
-    return between(before, after)
+    return {
+        **between(before, after),
+        **inference_between(before, after),
+        **{
+            f"cores_{role}": (later[role] - spent.get(role, 0.0)) / window.seconds for role in later
+        },
+    }
+
+
+def processor_seconds(run: RunHandle) -> dict[str, float]:
+    """Processor time so far of the hosts, by role, and of the coordinator."""
+    found = {"coordinator": time.process_time()}
+    for name, handle in run.run.hosts.handles.items():
+        if isinstance(handle, RemoteHost):
+            role = name.partition("-")[0]
+            found[role] = found.get(role, 0.0) + _processor_seconds(handle.pid)
+    return found
+
+
+def _processor_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:  # it has just ended
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def inference_between(before: RunStatistics, after: RunStatistics) -> Values:
+    """Return what inference servers did between two snapshots; nothing without servers."""
+    old = {component.name: component for component in before.components}
+    servers = [component for component in after.components if component.role == "inference"]
+    if not servers:
+        return {}
+    counts: Counter[float] = Counter()
+    requests = batches = computing = 0.0
+    for server in servers:
+        earlier = old.get(server.name, server)
+        for name in ("batch_rows", "compute_seconds", "wait_seconds"):
+            new, last = server.distributions[name], earlier.distributions[name]
+            if name == "wait_seconds":
+                edges = (*new.edges, float("inf"))
+                for edge, many, few in zip(edges, new.counts, last.counts, strict=True):
+                    counts[edge] += many - few
+            elif name == "batch_rows":
+                requests += new.total - last.total
+                batches += new.count - last.count
+            else:
+                computing += new.total - last.total
+    return {
+        "batch_requests": requests / batches if batches else None,
+        "batch_seconds": computing / batches if batches else None,
+        "wait_p99": _at_most(counts, 0.99),
+    }
+
+
+def _at_most(counts: Counter[float], part: float) -> float | None:
+    """Return the smallest edge that ``part`` of all values do not exceed."""
+    seen, total = 0.0, counts.total()
+    for edge in sorted(counts):
+        seen += counts[edge]
+        if total and seen >= part * total:
+            return edge
+    return None
 
 
 def between(before: RunStatistics, after: RunStatistics) -> Values:
