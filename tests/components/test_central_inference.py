@@ -127,6 +127,13 @@ def weight_sets(config: Config, policies: Any) -> list[NDArray[np.uint8]]:
     for seed in (1, 2):
         seeded = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
         learner = policies.make_learner(seeded, spec, torch.device("cpu"))
+        if config.env.normalisation.observations:  # the statistics differ, too
+            draw = np.random.default_rng(seed)
+            seen = {
+                leaf.name: torch.from_numpy(draw.normal(size=(9, 4, *leaf.shape)) * seed)
+                for leaf in spec.observation
+            }
+            learner.model.observations.update(seen, torch.ones(9, 4, dtype=torch.bool))
         found.append(learner.flat().copy())
     return found
 

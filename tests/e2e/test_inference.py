@@ -84,6 +84,41 @@ def test_readiness_names_the_servers_that_are_missing(tmp_path: Path) -> None:
         )
 
 
+def test_actors_and_slots_that_are_added_are_served(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **MANY, **CENTRAL) as live:
+        live.until_training(more=20)
+        slots = live.metric("slots")
+        live.patch("actors", count=12)
+        live.patch("balance", max_staleness=16)
+        live.until("twelve actors report", lambda: 12.0 == live.metric("actors"))
+        live.until("there are more slots", lambda: live.metric("slots") > slots)
+
+        def all_have_worked() -> bool:
+            counted = live.metrics()
+            return all(
+                counted.get(("actor_trajectories_total", f"actor-{index}"), 0.0) > 0.0
+                for index in range(12)
+            )
+
+        live.until("each of them has made a trajectory", all_have_worked)
+        sound(live)
+        live.patch("actors", count=1)
+        live.until("one is left", lambda: 1.0 == live.metric("actors"))
+        live.until_training(more=20)
+        sound(live)
+
+
+def test_a_server_that_is_slower_than_patience_costs_trajectories_only(tmp_path: Path) -> None:
+    settings = {**CENTRAL, "inference__servers": 1, "balance__straggler_patience": 0.2}
+    with harness.run(tmp_path, **MANY, **settings) as live:
+        live.until_training(more=20)
+        for _ in range(2):
+            harness.stop_and_continue(live, "inference-0", seconds=2.0)
+            live.until_training(more=20)
+            sound(live)
+        assert 0.0 == live.restarts()
+
+
 def test_central_inference_is_exact_over_kills_cuts_and_live_changes(tmp_path: Path) -> None:
     dice = random.Random(3)
     config = oracle_config(

@@ -116,7 +116,22 @@ def test_bound_0_with_one_actor_equals_a_plain_serial_loop(
     assert_same(serial(config, 20), final_state(finished.directory))
 
 
+CENTRAL = {"actors": {"inference": "central"}, "inference": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize("launcher", ["inline", pytest.param("processes", marks=E2E)])
+def test_bound_0_with_one_actor_and_a_server_equals_a_plain_serial_loop(
+    tmp_path: Path, launcher: str
+) -> None:
+    run = {"max_updates": 10, "seed": 3}
+    config = make_config(ALGORITHMS["ppo"], launcher, run=run, **CENTRAL)
+    finished = api.train(config, runs_dir=tmp_path)
+    local = make_config(ALGORITHMS["ppo"], launcher, run=run)
+    assert_same(serial(local, 10), final_state(finished.directory))
+
+
 KINDS: dict[str, dict[str, Mapping[str, object]]] = {
+    "central": CENTRAL,
     "native vector": {},
     "sync vector": {"env": {"id": "CartPole-v1", "num_envs": 3, "vectorization": "sync"}},
     "lstm, normalised": {
