@@ -402,3 +402,5 @@ def test_a_doorbell_remembers_a_ring_and_has_a_limit_of_time() -> None:
     bell.wait(0.0)  # a time that has passed
     bell.close()
     bell.close()
+    bell.ring()
+    bell.wait()

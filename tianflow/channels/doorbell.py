@@ -32,12 +32,18 @@ class Doorbell:
         return cls(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
 
     def ring(self) -> None:
-        """Wake the waiter. Never waits."""
+        """Wake the waiter. Never waits. Does nothing after `close`."""
+        if self.fd < 0:
+            return
         with contextlib.suppress(BlockingIOError):  # so many rings that the counter is full
             os.eventfd_write(self.fd, 1)
 
     def wait(self, until: float | None = None) -> None:
-        """Wait for a ring since the last `wait`, or until ``until`` (`time.monotonic`)."""
+        """Wait for a ring since the last `wait`, or until ``until`` (`time.monotonic`). Returns at
+        once after `close`: the number may be another file's by then.
+        """
+        if self.fd < 0:
+            return
         left = None if until is None else max(0.0, until - time.monotonic())
         if left is None:
             self._poll.poll()
