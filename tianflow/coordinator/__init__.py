@@ -1,5 +1,5 @@
 """The coordinator: the one process of a run that supervises, balances, checkpoints and answers. It
-keeps the ledger and the slots.
+owns the ledger and the slots.
 
 `Run` makes the parts and connects them. Each part owns its state: `Lifecycle` the state of the run,
 `LiveConfig` the settings in force, `Control` changes and actions, `HostGroup` the hosts, `Inbox`

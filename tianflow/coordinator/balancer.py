@@ -79,9 +79,9 @@ def merge(
     """One set of limits from the config and all controllers: the strictest wins. Also which
     controller set the credits ("" for none).
 
-    A controller that has no wish about the bound stands for the configured one. So the bound is
-    loosened only if every controller asks for it: ``open_loop`` does. Admission is open only where
-    every controller says so: ``consume_only``.
+    A controller without a request for the bound counts as a request for the configured one. So the
+    bound is loosened only if every controller requests it, as ``open_loop`` does. Admission is open
+    only if every controller requests it, as ``consume_only`` does.
     """
     bounds = [
         config.bound if wish.bound is None else wish.bound.max_staleness for wish in wishes.values()
@@ -116,15 +116,15 @@ class Balancer:
     """Shows the state of the run to controllers, and puts their requests in force.
 
     Consumes: the ledger, settings, ticks. Produces: limits. Waits: never for long; it updates after
-    every settled batch, every change of settings and every tick. The ledger itself keeps C <=
-    (bound + 1 - lag) * B at every moment between, unless admission is open.
+    every settled batch, every change of settings and every tick. At every moment between, the
+    ledger itself enforces C <= (bound + 1 - lag) * B, unless admission is open.
 
     Args:
-        exchange: whose limits it sets.
+        exchange: receives the limits.
         settings: live settings.
         set_bound: puts the bound of the controllers in force.
         waiting_seconds: cumulative (learner, sum over actors) seconds waited.
-        actors: their number.
+        actors: number of actors.
         clock: monotonic seconds.
     """
 

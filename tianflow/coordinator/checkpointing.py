@@ -104,7 +104,7 @@ class CheckpointManager:
         return None if not self.listing else cast("tuple[int, int]", self.listing[0]["version"])[1]
 
     async def open(self) -> None:
-        """Remove what a crashed writer left, and list the checkpoints."""
+        """Remove the files of a crashed writer, and list the checkpoints."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._disk, self._store.sweep)
         self.listing = await loop.run_in_executor(self._disk, self._store.list)
@@ -199,6 +199,6 @@ class CheckpointManager:
             raise
 
     def _discard(self, staging: Future[Path]) -> None:
-        """Remove what was staged. It runs on the thread that stages, so afterwards."""
+        """Remove the staged files. It runs on the thread that stages, so afterwards."""
         if not staging.cancelled() and staging.exception() is None:
             self._store.discard(staging.result())

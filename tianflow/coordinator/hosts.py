@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class HostGroup:
-    """Keeps the hosts that a config asks for, and knows which are alive.
+    """Runs the hosts that a config describes, and knows which are alive.
 
     Args:
-        exchange: whose open tickets show the progress of actors.
+        exchange: its open tickets show the progress of actors.
         capabilities: of the launcher.
     """
 

@@ -53,7 +53,7 @@ class Inbox:
         self.learner: LearnerPort | None = None
         """The way to the learner; None while no host has one."""
         self.evaluator: EvaluatorPort | None = None
-        """The way to the evaluator, likewise."""
+        """The way to the evaluator; None while no host has one."""
 
     def register_learner(self, port: LearnerPort) -> None:
         """The learner is reached by ``port``, until its host is lost."""
@@ -76,7 +76,7 @@ class Inbox:
             self._lifecycle.training_begins("paused" if self._live.paused else "running")
 
     def component_ended(self, name: str) -> None:
-        """A component has ended, as it was asked to, while the run continues."""
+        """A component has ended on request, while the run continues."""
         if not self._lifecycle.ending.is_set():
             self._registry.forget(name)
 

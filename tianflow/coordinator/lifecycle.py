@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 ENDED = ("done", "failed", "stopped")
 TICK_S = 0.1
-"""Between two looks at what is due, or at what an ending run waits for."""
+"""Seconds between two checks of due work, or of the conditions that an ending run waits for."""
 STALE_TICK_S = 5.0
-"""After so many seconds without a tick a run does not count as alive."""
+"""Seconds without a tick after which a run does not count as alive."""
 EVALUATION = "evaluation"
 
 log = logger("coordinator")
@@ -107,7 +107,7 @@ class Lifecycle:
             self.hurried = True
 
     def fail(self, error: RunError) -> None:
-        """The run cannot continue. The first error is the one that is shown."""
+        """The run cannot continue. The first error is shown."""
         if self.first_error is None:
             self.first_error = error
             log.error("the run failed", component=error.component, error=error.summary)
@@ -267,7 +267,7 @@ class Shutdown:
         self._target, self._inbox = target, inbox
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Until every host has left."""
+        """Wait until every host has left."""
         lifecycle, exchange = self._lifecycle, self._exchange
         if lifecycle.state == "draining" and lifecycle.end_state != "failed":
             await self._while_the_learner_reports(self._drained(), "open trajectories")
@@ -325,7 +325,7 @@ class Shutdown:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _drained(self) -> None:
-        """Until everything begun is trained on, as far as it fills batches."""
+        """Wait until the begun trajectories are trained on, as far as they fill batches."""
         ledger = self._exchange.ledger
         while self._inbox.learner is not None and not self._lifecycle.ends_at_once:
             open_ = len(ledger.live(State.GRANTED, State.BEGUN, State.TAKEN))

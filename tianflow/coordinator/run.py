@@ -188,7 +188,7 @@ class Run:
     # ----------------------------------------------------------------------------------------------
 
     async def plan_host(self, host: HostSpec, incarnation: int) -> HostPlan:
-        """What ``host`` builds its components from, if it starts now."""
+        """Plan from which ``host`` builds its components, if it starts now."""
         roles, ledger = {component.role for component in host.components}, self.exchange.ledger
         start, samples, checkpoint = ledger.version, 0, None
         if "learner" in roles:

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from tianflow.interfaces import HostHandle, HostStarter
 
 TICK_S = 0.5
-"""Between two looks at progress."""
+"""Seconds between two checks of progress."""
 START_ATTEMPTS = 3
-"""After so many failed starts of a host in a row the run ends, instead of trying for ever."""
+"""Failed starts of a host in a row after which the run ends, instead of trying for ever."""
 BACKOFF_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Seconds before a restart, by the number of restarts of this host in the window."""
 LEARNER_SILENCE_S = 20.0
-"""Without a heartbeat for so long a learner is stopped, not slow: an update runs on another thread
-than its heartbeats.
+"""Seconds without a heartbeat after which a learner is stopped, not slow: an update runs on another
+thread than its heartbeats.
 """
 MIN_SILENCE_S = 5.0
-"""A host with environments is given as long at least, because a busy machine delays heartbeats."""
+"""Minimum limit for the silence of a host with environments: a busy machine delays heartbeats."""
 SLOW_START_S = 10.0
-"""Between two reports of a host that has not started."""
+"""Seconds between two reports of a host that has not started."""
 
 log = logger("supervisor")
 
@@ -108,7 +108,7 @@ class _Incarnation:
 
 
 class Supervisor:
-    """Keeps the hosts of a run alive.
+    """Starts and restarts the hosts of a run.
 
     Consumes: exits, progress words in slots, silence. Produces: restarts, lost holders, the first
     error.
@@ -120,7 +120,7 @@ class Supervisor:
             ever had, and the reason.
         failed: called when the budget of restarts is used up, or a host cannot be started.
         written_slots: (ticket, slot, holder) of slots that a holder writes to, whether their ticket
-            is open or was given up.
+            is open or abandoned.
         progress: steps so far of a ticket in a slot.
         timeouts: see `HostTimeouts`.
         max_restarts: more restarts than this in ``window_s`` seconds end the run.
@@ -233,8 +233,8 @@ class Supervisor:
             await asyncio.wait(tasks, timeout=self._grace_s)
 
     async def _last_reaped(self) -> None:
-        """As `_reaped`. The launcher ends a host that is left then, because what would kill it is
-        stopped itself.
+        """As `_reaped`. The launcher ends the remaining hosts, because the process that would kill
+        them is stopped itself.
         """
         await self._reaped()
         for name, incarnation in self._alive.items():
@@ -258,7 +258,7 @@ class Supervisor:
             self._alive[name].handle.ask_to_stop()
 
     def _reconcile(self, name: str) -> None:
-        """Tell a host its components; a host that is leaving gets them in its next incarnation."""
+        """Send a host its components; a host that is leaving gets them in its next incarnation."""
         incarnation = self._alive.get(name)
         if incarnation is not None and not incarnation.leaving:
             incarnation.components |= {
@@ -267,7 +267,9 @@ class Supervisor:
             incarnation.handle.reconcile(self._specs[name])
 
     async def _keep_alive(self, name: str) -> None:
-        """Keep a host alive. Every error is reported: the run would wait for the host for ever."""
+        """Start a host, and restart it when it dies. Every error is reported; otherwise the run
+        would wait for the host for ever.
+        """
         try:
             await self._restart_until_unwanted(name)
         except RunError as error:
@@ -276,7 +278,7 @@ class Supervisor:
             self._failed(RunError(name, f"cannot be started: {error}", traceback.format_exc()))
 
     async def _restart_until_unwanted(self, name: str) -> None:
-        """Until the host is no longer wanted, or the budget is used up."""
+        """Restart the host until the run does not need it, or the budget is used up."""
         failed_starts, able = 0, False
         while self._wanted(name):
             spec = self._specs[name]
@@ -350,14 +352,14 @@ class Supervisor:
         killed for ``reason``, and it has shown none for ``seconds``.
         """
         if incarnation.unstarted_since is not None:
-            # Heartbeats are no evidence: while a constructor hangs, the host's loop still works.
+            # Heartbeats do not prove a start: the host's loop works while a constructor hangs.
             return self._timeouts.start_s, "start_timeout", now - incarnation.waits_since
         silent = incarnation.silent_for(now)
         if any(component.role == "learner" for component in incarnation.components.values()):
-            # A slow update is not a hang: readiness shows it, and a person decides.
+            # A slow update is not a hang: readiness shows it, and an operator decides.
             return LEARNER_SILENCE_S, "silent", silent
         if all(component.role == "inference" for component in incarnation.components.values()):
-            return MIN_SILENCE_S, "silent", silent  # no environment holds its heartbeats up
+            return MIN_SILENCE_S, "silent", silent  # no environment delays its heartbeats
         # A step may hold the interpreter lock, and with it the heartbeats. The heartbeats before
         # and after it belong to the silence.
         step_s = self._timeouts.step_s + 2 * HEARTBEAT_S

@@ -38,7 +38,9 @@ class DrawRecord:
     """Shard -> (incarnation that writes it, first column, count): keys are valid for it only."""
     state: DrawState = "drawing"
     void: str = ""
-    """Why the draw will not be trained on, or ""; its slot is free once no shard writes into it."""
+    """Reason why the draw will not be trained on, or "". Its slot is free once no shard writes into
+    it.
+    """
 
 
 class Draws(Mapping[int, DrawRecord]):

@@ -20,7 +20,7 @@ from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked
 
 PAUSED = "paused"
-"""Why `Exchange.hold_grants` is called in a pause of the run, in which its clock stands still."""
+"""Reason of `Exchange.hold_grants` in a pause of the run, in which its clock stands still."""
 DeliverGrant = Callable[[Grant | None], None]
 DeliverBatch = Callable[[Batch | None], None]
 CallLater = Callable[[float, Callable[[], None]], Callable[[], None]]
@@ -109,7 +109,7 @@ class Exchange:
         return lost
 
     def holder_detached(self, holder: str, name: str, reason: str) -> int:
-        """``holder`` was given up but may still write. The number of tickets that came back; their
+        """``holder`` was abandoned but may still write. The number of tickets that came back; their
         slots follow with `holder_lost` of ``name``.
         """
         self.cancel_request(holder)
@@ -199,7 +199,7 @@ class Exchange:
         return dropped
 
     def close(self) -> None:
-        """The run wants nothing more: every request, waiting or later, gets the end."""
+        """The run ends: every request, waiting or later, gets the end."""
         self._ended = True
         self._cancel_timer()
         while self._requests:

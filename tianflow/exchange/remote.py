@@ -119,7 +119,7 @@ class LinkTrajectorySender:
         arena: where granted slots lie.
         holder: the actor, as the ledger knows it.
         announce: receives the versions that were published.
-        end: incarnation of this end. A holder that comes again has another one.
+        end: incarnation of this end. A restarted holder has another one.
         in_hand_s: seconds of work to have in stock.
     """
 

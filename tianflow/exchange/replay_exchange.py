@@ -195,7 +195,7 @@ class ReplayExchange(Exchange):
             self._drop_all()
 
     def _other_lineages_expired(self) -> bool:
-        """Whether items of an older lineage may be there, which must not be drawn."""
+        """True if items of an older lineage, which must not be drawn, may be there."""
         return self.ledger.limits.max_staleness is not None and self.ledger.version.lineage > 1
 
     def _drop_all(self) -> None:
@@ -336,7 +336,9 @@ class ReplayExchange(Exchange):
     # ----------------------------------------------------------------------------------------------
 
     def replay_statistics(self) -> ReplayStatistics:
-        """What replay holds, what went in and out, and how long each side was blocked."""
+        """Numbers of items in replay, inserted and removed, and times for which each side was
+        blocked.
+        """
         limiter, draws = self.limiter.statistics(), self._draws
         return ReplayStatistics(
             shards={index: shard.holdings for index, shard in sorted(self._shards.items())},

@@ -42,9 +42,9 @@ class ShardEnd:
     """One shard's end, the same in memory and at the end of a link. A draw does not wait for
     trajectories to be stored.
 
-    Draws and priorities overtake trajectories; each kind keeps its own order. Nothing overtakes a
-    request about everything the shard holds, `DropItems` or `SaveItems`. In memory it is the
-    exchange's `tianflow.interfaces.ShardPort`, too.
+    Draws and priorities overtake trajectories. Requests of one kind stay in order. Nothing
+    overtakes a request about all items of the shard, `DropItems` or `SaveItems`. In memory it is
+    the exchange's `tianflow.interfaces.ShardPort`, too.
 
     Waits: for a request. Unblocked by: `ask`.
 
@@ -156,8 +156,8 @@ class ShardRecord:
 
 
 class Shards(Mapping[int, ShardRecord]):
-    """The shards that are up, by index. It keeps the limiter's count of items equal to what they
-    hold.
+    """The shards that are up, by index. It updates the limiter's count of items to the items that
+    they hold.
 
     Args:
         limiter: counts inserted and deleted items.
@@ -287,7 +287,7 @@ class Shards(Mapping[int, ShardRecord]):
 
     def shares(self) -> dict[int, float]:
         """Each shard's probability of being drawn from, in proportion to its mass, or to its number
-        of items if no shard has mass. Shards of probability 0 are left out.
+        of items if no shard has mass. Shards of probability 0 are omitted.
         """
         drawable = {
             index: shard.holdings
@@ -334,7 +334,7 @@ class Stopwatch:
         self._seconds, self._since, self._on = 0.0, clock(), False
 
     def set(self, on: bool) -> None:
-        """From now on the condition holds, or not."""
+        """The condition begins to hold, or ends."""
         now = self._clock()
         if self._on:
             self._seconds += now - self._since

@@ -76,9 +76,9 @@ def _hosts(
     server, and hosts that share the actors.
 
     With more ``cores`` than the learner has threads, the learner has its cores alone: two processes
-    that stay on their cores do more work than two that the system moves. An actor keeps its host
-    when the number of actors changes. An inference server is not bound to a core, because it works
-    in short turns.
+    that stay on their cores do more work than two that the system moves. An actor stays on its
+    host when the number of actors changes. An inference server is not bound to a core, because it
+    works in short turns.
     """
     alone = len(cores) > config.learner.threads
     for_learner = tuple(cores[: config.learner.threads]) if alone else ()

@@ -103,7 +103,7 @@ def probe(
 
     Args:
         config: to validate.
-        report: called every `REPORT_S` seconds with what is waited for.
+        report: called every `REPORT_S` seconds with the reason of the wait.
         limit_s: seconds that the caller waits at most.
         stop: a descriptor; once it is readable, the probe ends.
         output: descriptor for what the user's code prints, or `subprocess.DEVNULL`.
@@ -209,4 +209,4 @@ def main(orders: int, answers: int) -> None:
     )
     with os.fdopen(answers, "wb") as end:
         end.write(msgpack.packb(ANSWERS.encode(Answer(found.spec, problems))))
-    os._exit(0)  # threads and exit handlers of a user's code cannot hold it up
+    os._exit(0)  # threads and exit handlers of a user's code cannot delay it
