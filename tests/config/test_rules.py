@@ -8,6 +8,7 @@ from tianflow.config.rules import (
     advice,
     bound_in_force,
     check,
+    make_controllers,
     max_credits,
     samples_per_update,
     used_up,
@@ -105,7 +106,9 @@ def test_the_refusal_of_an_unknown_parameter_gives_the_nearest() -> None:
 
 def test_parameters_may_belong_to_any_of_several_controllers() -> None:
     controllers = "balance.controller=['staleness', 'freshest']"
-    assert [] == check(config(controllers, "balance.parameters.quiet_updates=3"))
+    settings = config(controllers, "balance.parameters.quiet_updates=3")
+    assert [] == check(settings)
+    assert ["staleness", "freshest"] == list(make_controllers(settings))
 
 
 def test_the_refusal_of_a_parameter_says_that_the_controllers_have_none() -> None:

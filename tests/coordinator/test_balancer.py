@@ -7,8 +7,8 @@ import pytest
 from tests.support.settings import cartpole
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
-from tianflow.config.rules import bound_in_force
-from tianflow.coordinator.balancer import Balancer, ControllerRequests, make_controllers, merge
+from tianflow.config.rules import bound_in_force, make_controllers
+from tianflow.coordinator.balancer import Balancer, ControllerRequests, merge
 from tianflow.core.directives import SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.layout import make_layout
 from tianflow.core.limits import Limits

@@ -19,9 +19,9 @@ from tests.support.settings import cartpole
 from tests.support.worlds import turns
 from tianflow.config.loading import load_config, read_revision, write_config
 from tianflow.config.model import Config
+from tianflow.config.rules import make_controllers
 from tianflow.coordinator import Run
 from tianflow.coordinator import supervisor as supervising
-from tianflow.coordinator.balancer import make_controllers
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import (
     Activity,

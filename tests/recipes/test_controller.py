@@ -8,6 +8,8 @@ import pytest
 
 from tests.recipes.package import UserPackage
 from tests.recipes.training import UPDATES, train
+from tianflow.config.loading import load_config
+from tianflow.errors import ConfigError
 from tianflow.testing import ControllerConformance
 
 HALVED = '''
@@ -19,6 +21,8 @@ HALVED = '''
 
     class Halved:
         def __init__(self, *, share: float = 0.5):
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"share = {share}; accepted: 0 to 1")
             self._share = share
 
         def handle(self, event):
@@ -48,6 +52,18 @@ def test_an_installed_controller_sets_the_bound_of_a_run(
         summary["staleness"]["violations"],
     )
     assert summary["staleness"]["max"] <= 2
+
+
+@pytest.mark.parametrize("share", [-0.5, 1.5])
+def test_validation_reports_a_value_that_its_constructor_refuses(
+    installed: UserPackage, share: float
+) -> None:
+    balance = {"controller": "halved", "parameters": {"share": share}}
+    tables = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}, "balance": balance}
+    said = f"balance.parameters = {{'share': {share}}}: halved: share = {share}; accepted: 0 to 1"
+    with pytest.raises(ConfigError) as caught:
+        load_config(tables)
+    assert [said] == [str(problem) for problem in caught.value.problems]
 
 
 CHECKS = sorted(name for name in dir(ControllerConformance) if name.startswith("test_"))

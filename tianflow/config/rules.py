@@ -9,7 +9,7 @@ import inspect
 import os
 from collections.abc import Mapping
 from math import ceil, inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tianflow import plugins
 from tianflow.config.model import Config, PPOSettings, ReplaySettings
@@ -18,6 +18,9 @@ from tianflow.core.formatting import number
 from tianflow.core.limits import RateLimits
 from tianflow.core.payloads import credits_ceiling
 from tianflow.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from tianflow.interfaces import Controller
 
 SCHEDULE_LIMITS = ("max_env_steps", "max_updates", "max_seconds")
 """Limits of a run over which a learning rate can fall."""
@@ -38,6 +41,25 @@ def controllers(config: Config) -> tuple[str, ...]:
     """Names of the active controllers."""
     controller = config.balance.controller
     return (controller,) if isinstance(controller, str) else controller
+
+
+def make_controllers(config: Config) -> dict[str, Controller]:
+    """The controllers named by ``balance.controller``, each with those of ``balance.parameters``
+    that are keywords of its constructor.
+
+    Raises:
+        ConfigError: a name is unknown, or a parameter is refused.
+    """
+    found: dict[str, Controller] = {}
+    for name in controllers(config):
+        factory: Any = plugins.load("tianflow.controllers", name, path="balance.controller")
+        known = inspect.signature(factory).parameters
+        own = {key: value for key, value in config.balance.parameters.items() if key in known}
+        try:
+            found[name] = factory(**own)
+        except (TypeError, ValueError) as error:
+            raise ConfigError([Problem("balance.parameters", own, f"{name}: {error}")]) from error
+    return found
 
 
 def bound_in_force(config: Config) -> int | None:
@@ -229,7 +251,9 @@ def _load_problems(group: str, name: str, path: str) -> list[Problem]:
 
 
 def _check_parameters(config: Config) -> list[Problem]:
-    """Every entry of ``balance.parameters`` must be a keyword of one of the controllers."""
+    """Every entry of ``balance.parameters`` must be a keyword of one of the controllers, and every
+    controller must accept its value.
+    """
     known: set[str] = set()
     for controller in controllers(config):
         factory = plugins.load("tianflow.controllers", controller, path="balance.controller")
@@ -248,7 +272,7 @@ def _check_parameters(config: Config) -> list[Problem]:
         if known
         else f"no parameters, for the controllers in force ({', '.join(controllers(config))})"
     )
-    return [
+    if problems := [
         Problem(
             f"balance.parameters.{key}",
             value,
@@ -258,7 +282,13 @@ def _check_parameters(config: Config) -> list[Problem]:
         )
         for key, value in config.balance.parameters.items()
         if key not in known
-    ]
+    ]:
+        return problems
+    try:
+        make_controllers(config)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
 
 
 def _check_balance(config: Config) -> list[Problem]:

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tianflow import plugins
+from tianflow.config.rules import make_controllers
 from tianflow.core.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.events import Observed
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import credits_ceiling
 from tianflow.core.statistics import ControllerStatistics
-from tianflow.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
@@ -25,29 +24,6 @@ TICK_S = 0.25
 """Seconds between two updates without another cause: a controller that observes waiting needs the
 time.
 """
-
-
-def make_controllers(config: Config) -> dict[str, Controller]:
-    """The controllers named by ``balance.controller``, each with ``balance.parameters``.
-
-    Raises:
-        ConfigError: a name is unknown, or a parameter is refused.
-    """
-    wanted = (
-        (config.balance.controller,)
-        if isinstance(config.balance.controller, str)
-        else config.balance.controller
-    )
-    controllers: dict[str, Controller] = {}
-    for name in wanted:
-        factory = plugins.load("tianflow.controllers", name, path="balance.controller")
-        try:
-            controllers[name] = factory(**config.balance.parameters)  # type: ignore[operator]  # a plug-in: called as the contract says
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                [Problem("balance.parameters", dict(config.balance.parameters), f"{name}: {error}")]
-            ) from error
-    return controllers
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tianflow.config.rules import rate_limits
-from tianflow.coordinator.balancer import make_controllers
+from tianflow.config.rules import make_controllers, rate_limits
 from tianflow.core.limits import Limits
 from tianflow.errors import ConfigError, Problem, TianflowError
 from tianflow.exchange.exchange import Exchange
