@@ -26,6 +26,7 @@ from tianflow.config.loading import load_config, settings_in_force, with_changes
 from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, RunError, StateConflictError
 from tianflow.logs import configure
+from tianflow.observability.sinks import outlet
 from tianflow.rundir.checkpoints import CheckpointStore, write_state
 
 
@@ -332,11 +333,12 @@ def test_eval_plays_the_given_number_of_episodes(monkeypatch: pytest.MonkeyPatch
 # ------------------------------------------------------------------------------------------------
 
 
-def test_validate_checks_the_packages_of_a_sink() -> None:
+def test_validate_checks_the_packages_of_a_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlet, "packages_distributions", lambda: {"tests": ["sinks"]})
     done = run("validate", "cartpole_ppo", 'metrics.sinks=["tests.observability.test_sinks:Needy"]')
     assert 2 == done.exit_code
     assert (
-        "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' first"
+        "no_such_package_at_all is not installed; accepted: pip install 'sinks[needy]' first"
         in done.stderr
     )
 

@@ -24,6 +24,7 @@ from tianflow.observability.recorder import recorded
 from tianflow.observability.sinks import outlet as outlets
 from tianflow.observability.sinks.base import Point, flat, points
 from tianflow.observability.sinks.outlet import SinkFeeder, require_sinks
+from tianflow.observability.sinks.tensorboard import TensorBoard
 from tianflow.rundir.history import NAME, read_rows
 
 IMPORTED = tianflow.api
@@ -276,10 +277,7 @@ def test_settings_that_name_no_sink_are_refused(metrics: dict[str, Any], said: s
     [
         (
             config(name_of(Needy)),
-            (
-                "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' "
-                "first"
-            ),
+            "no_such_package_at_all is not installed; accepted: pip install 'sinks[needy]' first",
         ),
         (
             config(name_of(Kept), **{name_of(Kept): {"sise": 2}}),
@@ -289,12 +287,31 @@ def test_settings_that_name_no_sink_are_refused(metrics: dict[str, Any], said: s
     ],
 )
 def test_a_sink_that_could_not_be_made_is_known_before_anything_starts(
-    tmp_path: Path, metrics: dict[str, Any], said: str
+    tmp_path: Path, metrics: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(outlets, "packages_distributions", lambda: {"tests": ["sinks"]})
     with pytest.raises(ConfigError, match="metrics") as caught:
         tianflow.train(cartpole(metrics=metrics), runs_dir=tmp_path)
     assert said in str(caught.value)
     assert [] == list(tmp_path.iterdir())
+
+
+def test_a_missing_package_of_a_shipped_sink_names_the_extra_of_tianflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TensorBoard, "packages", ("no_such_package_at_all",))
+    with pytest.raises(
+        ConfigError, match=r"accepted: pip install 'tianflow\[tensorboard\]' first$"
+    ):
+        require_sinks(cartpole(metrics=config("tensorboard")))
+
+
+def test_a_missing_package_of_a_sink_in_a_file_names_no_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outlets, "packages_distributions", dict)
+    with pytest.raises(ConfigError, match="no_such_package_at_all is not installed$"):
+        require_sinks(cartpole(metrics=config(name_of(Needy))))
 
 
 def test_installed_sinks_say_what_they_need() -> None:

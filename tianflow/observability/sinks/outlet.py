@@ -9,6 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -128,17 +129,23 @@ def require_sinks(config: Config) -> None:
             if importlib.util.find_spec(package) is None
         ]
         if missing:
-            accepted = (
-                f"pip install 'tianflow[{factory.extra}]' first"
-                if hasattr(factory, "extra")
-                else ""
-            )
-            problems.append(
-                Problem("metrics.sinks", name, f"{missing[0]} is not installed", accepted)
-            )
+            message = f"{missing[0]} is not installed"
+            problems.append(Problem("metrics.sinks", name, message, _remedy(factory)))
         problems += _unknown_arguments(name, factory, config.metrics.kwargs.get(name, {}))
     if problems:
         raise ConfigError(problems)
+
+
+def _remedy(factory: Any) -> str:
+    """The command that installs the packages of ``factory``, "" without an extra of a known
+    distribution. The extra belongs to the distribution that ships the sink.
+    """
+    if not hasattr(factory, "extra"):
+        return ""
+    package = factory.__module__.partition(".")[0]
+    # An editable installation does not list its packages.
+    owners = ["tianflow"] if package == "tianflow" else packages_distributions().get(package, [])
+    return f"pip install '{owners[0]}[{factory.extra}]' first" if owners else ""
 
 
 def _unknown_arguments(name: str, factory: Any, kwargs: dict[str, Any]) -> list[Problem]:
