@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tests.recipes.package import UserPackage
 from tests.recipes.training import UPDATES, train
+from tianflow.config.loading import load_config
+from tianflow.planning.validation import validate_here
 
 HALLWAY = '''
     """A hallway with its goal at the right end."""
@@ -74,3 +76,15 @@ def test_wrappers_apply_from_the_inside_to_the_outside(
     finished = train(tmp_path, env={"wrappers": wrappers, "vectorization": "sync"})
     assert UPDATES == finished.summary["updates"]
     assert 4 * 10.0 * (1.0 + 1.0) == finished.summary["mean_return"]
+
+
+def test_a_vector_of_the_registry_refuses_wrappers_and_names_the_setting_that_accepts_them(
+    user_package: UserPackage,
+) -> None:
+    user_package.write("mine", WRAPPERS)
+    env = {"id": "CartPole-v1", "wrappers": ["mine:Raised"]}
+    tables = {"env": env, "algorithm": {"name": "ppo"}}
+    (problem,) = validate_here(load_config(tables)).problems
+    assert "env.wrappers" == problem.path
+    assert "env.vectorization = 'sync'" in problem.accepted
+    assert () == validate_here(load_config(tables, ["env.vectorization=sync"])).problems

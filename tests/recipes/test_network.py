@@ -8,6 +8,7 @@ import pytest
 
 from tests.recipes.package import UserPackage
 from tests.recipes.training import UPDATES, train
+from tests.support.pages import DOCS, blocks
 
 WIDE = '''
     """One wide hidden layer for policy and value."""
@@ -25,7 +26,7 @@ WIDE = '''
             inputs = sum(math.prod(leaf.shape) for leaf in spec.observation)
             self.hidden = torch.nn.Linear(inputs, settings.kwargs["units"])
             self.policy = torch.nn.Linear(
-                settings.kwargs["units"], distribution_for(spec.action).noise_size
+                settings.kwargs["units"], distribution_for(spec.action).size
             )
             self.value = torch.nn.Linear(settings.kwargs["units"], 1)
 
@@ -53,3 +54,18 @@ def test_an_installed_network_trains_by_its_name(
     )
     assert UPDATES == finished.summary["updates"]
     assert (24, 4) in {entry.shape for entry in finished.policy.policy.table.entries}
+
+
+PAGE = (DOCS / "own-network.md").read_text(encoding="utf-8")
+FILES = {block.name: block.text for block in blocks(PAGE) if block.name.endswith(".py")}
+
+
+@pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("name", ["wide:Wide", "recent:Recent"])
+def test_a_network_of_the_page_acts_in_discrete_and_in_continuous_spaces(
+    user_package: UserPackage, tmp_path: Path, name: str, environment: str
+) -> None:
+    module, _, _ = name.partition(":")
+    user_package.write(module, FILES[f"{module}.py"])
+    finished = train(tmp_path, network={"name": name}, env={"id": environment})
+    assert UPDATES == finished.summary["updates"]

@@ -29,11 +29,13 @@ class Observed(Event):
     batch: int
     """B, trajectories per update over all learner ranks."""
     max_staleness: int | None
-    """Staleness bound in force; None: unbounded."""
+    """Configured staleness bound; None: unbounded. A controller may request a tighter one."""
     credits_limit: int
     credits_in_use: int
     credits_ceiling: int
-    """C_max (`tianflow.core.payloads.credits_ceiling`), or the number of slots when unbounded."""
+    """C_max (`tianflow.core.payloads.credits_ceiling`) under ``max_staleness``, or the number of
+    slots when unbounded.
+    """
     slots: int
     actors: int
     learner_waiting_s: float
