@@ -36,6 +36,8 @@ MESSAGE_CALLS = frozenset(
 )
 NOT_IMPERATIVE = re.compile(r"(?:And|Or|What|Who|How|Where)\b|\w+(?:s|ed|ing)\b")
 """Beginnings that an imperative sentence does not have."""
+VERBS = frozenset({"Add", "Allow", "Do", "Ignore", "Import", "Listen", "Make", "Use", "Wait"})
+"""Beginnings that a noun phrase does not have, besides the verbs of commands."""
 FOREIGN = frozenset({"help", "install_completion", "show_completion"})
 """Options whose help is that of click and typer."""
 
@@ -116,7 +118,7 @@ def test_further_help_of_a_command_is_plain(path: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("path", [(), *COMMANDS], ids=" ".join)
 def test_the_help_of_an_option_or_argument_is_a_noun_phrase(path: tuple[str, ...]) -> None:
     command = COMMANDS[path] if path else TREE
-    verbs = frozenset(summary(other).split(" ")[0] for other in COMMANDS.values())
+    verbs = VERBS | {summary(other).split(" ")[0] for other in COMMANDS.values()}
     helps = {
         parameter.name: getattr(parameter, "help", None) or ""
         for parameter in command.params

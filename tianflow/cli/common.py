@@ -82,7 +82,8 @@ CheckpointArgument = Annotated[
     ),
 ]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Import the modules that the checkpoint names.")
+    bool,
+    typer.Option("--trust", help="Permission to import the modules that the checkpoint names."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON output.")]
 

@@ -38,7 +38,7 @@ def env_server(
         typer.Option("--key-file", metavar="FILE", help="Key file; written if it does not exist."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen off loopback without a key.")
+        bool, typer.Option("--insecure", help="Connections of other machines without a key.")
     ] = False,
     wrappers: Annotated[
         list[str] | None,
@@ -49,8 +49,8 @@ def env_server(
 ) -> None:
     """Serve environments over TCP to vector environments elsewhere.
 
-    Runs until SIGINT or SIGTERM. One process steps all its environments in turn: start one for each
-    core.
+    The server runs until SIGINT or SIGTERM. One process steps all its environments in turn: start
+    one for each core.
     """
     with exit_codes():
         from tianflow import logs

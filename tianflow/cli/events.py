@@ -31,12 +31,13 @@ def events(
     run: RunArgument = None,
     *,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for further events until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Further events until the run ends.")
     ] = False,
     brief: Annotated[
         bool,
         typer.Option(
-            "--brief", help="No updates and episodes, which occur several times a second."
+            "--brief",
+            help="Events without updates and episodes, which occur several times a second.",
         ),
     ] = False,
     runs_dir: RunsDir = RUNS,

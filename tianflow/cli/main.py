@@ -119,7 +119,7 @@ def train(
         str | None,
         typer.Option(
             metavar="RUN|CHECKPOINT",
-            help="Run with its newest checkpoint, or a checkpoint, to continue from.",
+            help="Checkpoint to continue from, or run: its newest checkpoint.",
             autocompletion=complete_any_run,
         ),
     ] = None,
@@ -213,7 +213,7 @@ def _training_config(
 def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
     """Check CONFIG and report every problem.
 
-    It also reports what the settings cost. Nothing is started.
+    It also reports the costs of the settings. No run is started.
     """
     with exit_codes():
         from tianflow.observability.sinks.outlet import require_sinks
@@ -257,7 +257,7 @@ def check_env(
 ) -> None:
     """Check whether an environment can be used for training.
 
-    It also measures how fast the environment steps.
+    It also measures the time of a step.
     """
     if (env is None) == (config is None):
         raise typer.BadParameter("give either ENV or --config", param_hint="ENV")
@@ -341,7 +341,7 @@ app.command()(console)
 
 @app.command()
 def diagnose(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Report the bottleneck of RUN, and what would help."""
+    """Report the bottleneck of RUN and its remedy."""
     from tianflow.cli import status as run_status
 
     with exit_codes():

@@ -61,7 +61,7 @@ def serve(
     tokens: Annotated[
         bool,
         typer.Option(
-            "--token/--no-token", help="Access by token; without, from this machine only."
+            "--token/--no-token", help="Access by token; otherwise from this machine only."
         ),
     ] = True,
     max_streams: Annotated[

@@ -74,7 +74,7 @@ def simulate(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast how CONFIG would run, in virtual time.
+    """Forecast a run of CONFIG in virtual time.
 
     The forecast covers throughput, staleness, dropped trajectories and the bottleneck.
     """

@@ -578,7 +578,7 @@ class ControllerStatistics:
         )
     )
     credits: int | None
-    """Credits that it asked for; None before it asked for any."""
+    """Credits that it requested; None before its first request."""
     winning: bool = field(
         metadata=metric(
             "1 for the controller whose request is in force.", name="balance_controller_winning"
@@ -940,11 +940,11 @@ class RunStatistics:
             name="learner_last_update_timestamp_seconds",
         )
     )
-    actors_wanted: int = field(metadata=metric("Actors that the settings ask for."))
+    actors_wanted: int = field(metadata=metric("Number of actors in the settings."))
     diagnosis: Diagnosis = field(metadata=parts())
     replay: ReplayStatistics | None = field(metadata=parts())
     """None for an algorithm that uses each trajectory once."""
-    target_return: float | None = field(metadata=metric("Return that training is to reach."))
+    target_return: float | None = field(metadata=metric("Target return of the run."))
     time_to_target_s: float | None = field(
         metadata=metric(
             "Training time until the mean return of the last 100 episodes first reached the "

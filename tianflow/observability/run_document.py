@@ -196,7 +196,7 @@ class CreditState(JsonDocument):
     ceiling: NonNegativeInt
     """Largest number under the bound."""
     target: NonNegativeInt
-    """Credits that the winning controller asks for."""
+    """Credits that the winning controller requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ class SettingsCounts(JsonDocument):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorCounts(JsonDocument):
-    """Actors that the settings ask for, and those that report."""
+    """Number of actors in the settings, and number of those that report."""
 
     wanted: NonNegativeInt
     reporting: NonNegativeInt
@@ -411,7 +411,7 @@ def by_staleness(counts: Mapping[int, int]) -> dict[str, int]:
 
 
 def credits_target(run: RunStatistics) -> int:
-    """Credits that the winning controller asks for; those in force before any controller asked."""
+    """Credits that the winning controller requests; those in force before the first request."""
     asked = [
         controller.credits
         for controller in run.controllers

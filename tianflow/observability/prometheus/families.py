@@ -79,7 +79,7 @@ COMPUTED: tuple[Family, ...] = (
         "Maximum staleness of the last 1,000 trajectories.",
         _staleness("max"),
     ),
-    gauge("credits_target", "Credits that the winning controller asks for.", one(credits_target)),
+    gauge("credits_target", "Credits that the winning controller requests.", one(credits_target)),
     gauge(
         "queue_oldest_age_seconds",
         "Time since the commit of the oldest trajectory in the queue.",
