@@ -633,6 +633,21 @@ class ExplainsDifference(Protocol):
         """The likely cause, as a phrase, found with the observations of ``batch``."""
 
 
+@runtime_checkable
+class MeasuresDivergence(Protocol):
+    """An `Algorithm` that supports ``weights.publish = "divergence"``. Its settings declare it
+    (`AlgorithmSettings.measures_divergence`).
+    """
+
+    def retain_policy(self) -> None:
+        """Copy the current policy: it is published now. Called before every publication."""
+
+    def divergence(self, batch: LearnerBatch, states: int) -> float:
+        """Mean KL divergence per state in nats, KL(retained || current), on at most ``states``
+        states of ``batch``. Both policies are evaluated on the same states; equal weights give 0.
+        """
+
+
 class ReplayAlgorithm(Algorithm, Protocol):
     """The learner's half of an algorithm that learns from replay."""
 

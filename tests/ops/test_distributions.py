@@ -12,6 +12,7 @@ from torch import distributions as reference
 from tests.support.paths import cases
 from tianflow.core.payloads import ActionSpec
 from tianflow.ops.distributions import Categorical, DiagonalGaussian, distribution_for
+from tianflow.ops.losses import masked_mean
 
 CASES = cases("estimators")
 ONE, SEVERAL, BOX = (
@@ -32,6 +33,42 @@ def test_a_categorical_agrees_with_torch_distributions() -> None:
     torch.testing.assert_close(log_prob, expected_p.log_prob(action))
     torch.testing.assert_close(entropy, expected_p.entropy())
     torch.testing.assert_close(ONE.kl(p, q), reference.kl_divergence(expected_p, expected_q))
+
+
+def test_the_divergence_of_categoricals_has_the_handed_values_per_state_and_on_average() -> None:
+    inputs, expected = (CASES["aaps_kl_mean_and_sum_4_envs"][key] for key in ("inputs", "expected"))
+    local, central = (
+        torch.tensor(inputs[name], dtype=torch.float64)
+        for name in ("local_logits", "central_logits")
+    )
+    found = Categorical((3,), scalar=True).kl(local, central)
+    assert expected["kl_per_state"] == pytest.approx(found.tolist(), abs=1e-9)
+    assert expected["kl_mean"] == pytest.approx(masked_mean(found, None).item(), abs=1e-9)
+    back = Categorical((3,), scalar=True).kl(central, local)
+    assert expected["reverse_kl_mean"] == pytest.approx(back.mean().item(), abs=1e-9)
+
+
+def test_one_policy_diverges_across_states_but_not_on_one_state() -> None:
+    inputs, expected = (
+        CASES["aaps_kl_same_policy_other_state_is_not_divergence"][key]
+        for key in ("inputs", "expected")
+    )
+    first, second = (
+        torch.tensor(inputs[name], dtype=torch.float64)
+        for name in ("logits_at_state_t", "logits_at_state_t_plus_1")
+    )
+    distribution = Categorical((3,), scalar=True)
+    assert expected["kl_same_state"] == distribution.kl(first, first).item()
+    assert expected["kl_wrong_across_states"] == pytest.approx(
+        distribution.kl(first, second).item(), abs=1e-9
+    )
+
+
+def test_the_divergence_of_masked_categoricals_counts_allowed_actions_only() -> None:
+    p, q, mask = draw(5, 4), draw(5, 4, seed=1), torch.tensor([True, False, True, True])
+    allowed = [reference.Categorical(logits=x[:, mask]) for x in (p, q)]
+    found = ONE.kl(ONE.masked(p, mask), ONE.masked(q, mask))
+    torch.testing.assert_close(found, reference.kl_divergence(*allowed))
 
 
 def test_several_choices_are_the_sum_of_their_heads() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch import distributions as reference
 
 from tests.support.paths import DATA
 from tianflow.ops.exploration import apex_epsilons, epsilon_noise, scores_of
@@ -28,7 +29,12 @@ from tianflow.ops.q_values import (
     weighted_loss,
 )
 from tianflow.ops.returns import NStep, n_step
-from tianflow.ops.squashed_gaussian import log_slope, squashed_log_prob, squashed_sample
+from tianflow.ops.squashed_gaussian import (
+    log_slope,
+    squashed_kl,
+    squashed_log_prob,
+    squashed_sample,
+)
 
 CASES = {
     case["name"]: case
@@ -159,6 +165,31 @@ def test_the_density_of_squashed_actions_sums_to_one() -> None:
     before = torch.linspace(-12.0, 12.0, 200_001, dtype=torch.float64).unsqueeze(1)
     density = squashed_log_prob(before, tensor([0.4]), tensor([-0.3])).exp()
     assert 1.0 == pytest.approx(torch.trapezoid(density, before.tanh().squeeze(1)).item(), abs=1e-6)
+
+
+def test_the_divergence_of_squashed_gaussians_agrees_with_torch_distributions() -> None:
+    p, q = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
+    squash = [reference.TanhTransform()]
+    expected = reference.kl_divergence(
+        *(
+            reference.TransformedDistribution(
+                reference.Independent(reference.Normal(x[:, :3], x[:, 3:].exp()), 1), squash
+            )
+            for x in (p, q)
+        )
+    )
+    assert expected.min() > 0.1
+    torch.testing.assert_close(squashed_kl(p, q), expected)
+
+
+def test_the_divergence_of_squashed_gaussians_is_that_of_their_densities() -> None:
+    """The slope of tanh cancels: an integral over actions in -1..1 gives the closed form."""
+    p, q = tensor([0.4, -0.3]), tensor([-0.2, 0.1])
+    before = torch.linspace(-12.0, 12.0, 200_001, dtype=torch.float64).unsqueeze(1)
+    log_p, log_q = (squashed_log_prob(before, *x.unsqueeze(-1)) for x in (p, q))
+    action = before.tanh().squeeze(1)
+    integral = torch.trapezoid(log_p.exp() * (log_p - log_q), action).item()
+    assert integral == pytest.approx(squashed_kl(p, q).item(), abs=1e-6)
 
 
 def test_log_probabilities_are_finite_where_tanh_rounds_to_one() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tianflow.algorithms.common.continuous import ActorAndCritics
+from tianflow.algorithms.common.divergence import copy_weights, spread
 from tianflow.algorithms.common.off_policy import (
     OffPolicyPolicy,
     Transitions,
@@ -17,15 +19,16 @@ from tianflow.algorithms.common.off_policy import (
     read_transitions,
 )
 from tianflow.algorithms.common.off_policy_models import Optimiser, QModel
-from tianflow.algorithms.common.update import Tree
+from tianflow.algorithms.common.precision import full_precision
+from tianflow.algorithms.common.update import Tree, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import SACSettings
 from tianflow.core.payloads import EnvironmentSpec
-from tianflow.interfaces import ActorStep
+from tianflow.interfaces import ActorStep, LearnerBatch
 from tianflow.networks.q_values import ActionRange, SquashedGaussian, action_size, seeded
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import priority
-from tianflow.ops.squashed_gaussian import squashed_sample
+from tianflow.ops.squashed_gaussian import squashed_kl, squashed_sample
 
 CPU = torch.device("cpu")
 
@@ -85,6 +88,8 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
         assert isinstance(settings, SACSettings)
         super().__init__(_make_model(config, spec, device), config, spec, settings, device)
         self._size = action_size(spec.action)
+        self._make_retained = partial(_make_model, config, spec, device)
+        self._retained: QModel[SquashedGaussian] | None = None
         self.log_temperature = torch.full(
             (1,), math.log(settings.initial_temperature), device=device
         )
@@ -135,6 +140,31 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
 
     def exploration(self, settings: SACSettings, updates: int) -> Mapping[str, float]:  # noqa: ARG002 - the policy explores by sampling
         return {}
+
+    def retain_policy(self) -> None:
+        """Copy the current policy for `divergence`; `tianflow.interfaces.MeasuresDivergence`."""
+        if self._retained is None:
+            self._retained = self._make_retained()
+        copy_weights(self.model, self._retained)
+
+    def divergence(self, batch: LearnerBatch, states: int) -> float:
+        """Mean KL(retained || current) in nats, on the first states of at most ``states`` windows.
+
+        Both policies compute in float32, and each normalises with its own statistics.
+        """
+        assert self._retained is not None, "no policy was retained"
+        windows = spread(batch.arrays["valid"][0].nonzero().squeeze(1), states)
+        if not windows.numel():
+            return 0.0
+        first = {
+            name: leaf[0].index_select(0, windows)
+            for name, leaf in subtree(batch.arrays, "obs/").items()
+        }
+        with torch.no_grad(), full_precision(self.device):
+            retained, current = (
+                model.network(model.observations(first)) for model in (self._retained, self.model)
+            )
+            return squashed_kl(retained, current).mean().item()
 
     def _sample(self, observation: Tree) -> tuple[Tensor, Tensor]:
         mean, log_std = self.forward(self.model.network, observation).chunk(2, -1)

@@ -225,6 +225,8 @@ class SACSettings(ContinuousSettings):
     With ``n_step`` above 1 the entropy of intermediate steps is not counted.
     """
 
+    measures_divergence: ClassVar[bool] = True
+
     name: str = "sac"
     initial_temperature: PositiveFloat = 1.0
     """Weight of the entropy at update 0."""

@@ -34,6 +34,8 @@ class AlgorithmSettings(Section):
     """Settings that may change during a run."""
     previous_step: ClassVar[bool] = False
     """Default of ``network.previous_step``."""
+    measures_divergence: ClassVar[bool] = False
+    """True if the learner is a `tianflow.interfaces.MeasuresDivergence`."""
 
     name: str
     """Algorithm: a2c, dqn, impala, ppo, r2d2, sac, td3, another installed one, or
@@ -89,6 +91,8 @@ class AlgorithmSettings(Section):
 class PPOSettings(AlgorithmSettings):
     """PPO (arXiv 1707.06347), with the decoupled objective (arXiv 2110.00641) for stale data."""
 
+    measures_divergence: ClassVar[bool] = True
+
     name: str = "ppo"
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation (arXiv 1506.02438); 1: full returns, 0: one
@@ -117,6 +121,8 @@ class PPOSettings(AlgorithmSettings):
 class ImpalaSettings(AlgorithmSettings):
     """IMPALA: V-trace actor-critic (arXiv 1802.01561)."""
 
+    measures_divergence: ClassVar[bool] = True
+
     name: str = "impala"
     entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
     vtrace_lambda: Fraction = 1.0
@@ -144,6 +150,8 @@ class A2CSettings(AlgorithmSettings):
     """A2C: n-step advantage actor-critic objective (arXiv 1602.01783), on trajectories from
     actors.
     """
+
+    measures_divergence: ClassVar[bool] = True
 
     name: str = "a2c"
     learning_rate: Annotated[float, Field(ge=0.0)] = 7e-4

@@ -7,6 +7,8 @@ import math
 from torch import Tensor
 from torch.nn import functional
 
+from tianflow.ops.distributions import DiagonalGaussian
+
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -29,6 +31,15 @@ def squashed_log_prob(before: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """
     noise = (before - mean) * (-log_std).exp()
     return (_normal(noise, log_std) - log_slope(before)).sum(-1)
+
+
+def squashed_kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p || q) in nats [...] of two squashed Gaussians, exact.
+
+    ``p`` and ``q`` are [..., 2D], means and log standard deviations side by side. The divergence is
+    that of the Gaussians before squashing, because tanh is the same bijection for both.
+    """
+    return DiagonalGaussian((p.shape[-1] // 2,)).kl(p, q)
 
 
 def log_slope(x: Tensor) -> Tensor:

@@ -15,6 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tianflow.algorithms.common.data_parallel import DataParallel
+from tianflow.algorithms.common.divergence import (
+    chosen_columns,
+    chosen_transitions,
+    copy_weights,
+)
 from tianflow.algorithms.common.model import ActorCriticModel
 from tianflow.algorithms.common.on_arrays import ActOnArrays
 from tianflow.algorithms.common.parameter_buffer import Adam, require_same_arrays
@@ -30,6 +35,7 @@ from tianflow.ops.losses import (
     effective_sample_ratio,
     explained_variance,
     masked_largest,
+    masked_mean,
 )
 from tianflow.ops.transforms import indexed
 
@@ -233,6 +239,8 @@ class ActorCriticLearner(ABC):
             settings.max_grad_norm,
             settings.value_cost,
         )
+        self._make_retained = partial(ActorCriticModel, config, spec, device)
+        self._retained: ActorCriticModel | None = None
         # Copy of `_changing` before an update's first step, unless that need not be undone.
         self._saved: tuple[Tensor, ...] = ()
 
@@ -331,6 +339,33 @@ class ActorCriticLearner(ABC):
         v_tp1 = v_tp1.clone()
         v_tp1[t, column] = final
         return v_tp1
+
+    def retain_policy(self) -> None:
+        """Copy the current policy for `divergence`; `tianflow.interfaces.MeasuresDivergence`."""
+        if self._retained is None:
+            self._retained = self._make_retained()
+        copy_weights(self.model, self._retained)
+
+    def divergence(self, batch: LearnerBatch, states: int) -> float:
+        """Mean KL(retained || current) in nats, on at most ``states`` valid transitions.
+
+        With recurrent state, both policies start from the stored states of whole columns. Both
+        compute in float32, and each normalises with its own statistics.
+        """
+        assert self._retained is not None, "no policy was retained"
+        choose = chosen_columns if self.model.state_shapes else chosen_transitions
+        found, distribution = choose(batch.arrays, states), self.model.distribution
+        if not found.valid.any():
+            return 0.0
+        with torch.no_grad(), full_precision(self.device):
+            retained, current = (
+                distribution.masked(
+                    model.evaluate(found.observation, found.state, found.start).parameters,
+                    found.mask,
+                )
+                for model in (self._retained, self.model.in_float32())
+            )
+            return masked_mean(distribution.kl(retained, current), found.valid).item()
 
     def explain_difference(self, batch: LearnerBatch) -> str:
         """Why this learner's policy may differ from that of actors with the same weights.

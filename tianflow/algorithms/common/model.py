@@ -32,7 +32,7 @@ class ActorCriticModel:
         device: torch.device,
         forward: Forward = in_float32,
     ) -> None:
-        self._forward = forward
+        self.forward = forward
         normalisation = config.env.normalisation
         # In training mode, dropout would make the learner's policy differ from the actors'.
         self.network = make_network(config.network, spec, seed=config.run.seed).to(device).eval()
@@ -49,10 +49,16 @@ class ActorCriticModel:
 
     def evaluate(self, observation: Tree, state: Tree, start: Tensor) -> Output:
         """The network on a sequence of stored observations [T, B, ...]; see `Network.forward`."""
-        output: Output = self._forward(
+        output: Output = self.forward(
             self.network, self.observations.batch(observation), state, start
         )
         return output
+
+    def in_float32(self) -> ActorCriticModel:
+        """The same model, whose `evaluate` computes in float32."""
+        exact = copy(self)
+        exact.forward = in_float32
+        return exact
 
     def replica(self) -> ActorCriticModel:
         """A model with the same parameters and normalisers, and a gradient of its own."""
