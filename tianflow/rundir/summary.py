@@ -47,6 +47,16 @@ class FinalTrajectories(JsonDocument):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FinalWeights(JsonDocument):
+    """Versions by their publication, since the process began."""
+
+    published: NonNegativeInt
+    """With the first version of each learner."""
+    skipped: NonNegativeInt
+    """Updates settled without being published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinalReplay(JsonDocument):
     """Items that replay took and gave. At the end, shards hold none."""
 
@@ -92,6 +102,7 @@ class RunSummary(JsonDocument):
     """True if rewards were clipped to -1..1 for learning. Returns never are."""
     staleness: FinalStaleness
     trajectories: FinalTrajectories
+    weights: FinalWeights
     replay: FinalReplay | None
     """None without replay."""
     seed: int
@@ -137,6 +148,7 @@ def summarise(
                 dropped=ledger.dropped,
                 open=ledger.open,
             ),
+            weights=FinalWeights(published=ledger.publishes, skipped=ledger.unpublished_updates),
             replay=None if statistics.replay is None else _replay(statistics.replay),
             seed=seed,
             error=error,
