@@ -38,6 +38,8 @@ _NO_VERSION = 2**62
 class OracleSettings(AlgorithmSettings):
     """Delays of the fake. Seconds are means of exponential distributions."""
 
+    measures_divergence: ClassVar[bool] = True
+
     name: str = "benchmarks.lib.oracle:Oracle"
     record: str = ""
     update_s: float = 0.0
@@ -183,6 +185,13 @@ class OracleLearner:
         self.compute(should_stop)
         self._number += 1
         return StepResult(int(batch.arrays["valid"].sum()), True, {"number": float(self._number)})
+
+    def retain_policy(self) -> None:
+        """No policy is retained, because divergences are random."""
+
+    def divergence(self, batch: LearnerBatch, states: int) -> float:  # noqa: ARG002 - random
+        """A random number of nats, 0 to 1."""
+        return float(self._random.random())
 
     def compute(self, should_stop: Callable[[], bool]) -> None:  # noqa: ARG002 - a subclass may wait long
         """Take the time of an update."""

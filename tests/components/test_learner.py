@@ -97,6 +97,25 @@ class FakeAlgorithm:
         return {"steps": np.array(self.steps)}
 
 
+class MeasuringAlgorithm(FakeAlgorithm):
+    """Each step moves its policy by ``drift`` nats away from where it was."""
+
+    def __init__(self, steps: int, *, drift: float = 0.1) -> None:
+        super().__init__(steps)
+        self.drift = drift
+        self.retained: int | None = None
+        self.measured: list[tuple[int, int]] = []
+
+    def retain_policy(self) -> None:
+        self.retained = self.steps
+
+    def divergence(self, batch: LearnerBatch, states: int) -> float:
+        assert self.retained is not None
+        assert "version" in batch.arrays
+        self.measured.append((self.steps, states))
+        return (self.steps - self.retained) * self.drift
+
+
 class FakeStacker:
     """Stores the version column of each trajectory. A mismatch with its label fails the test."""
 
@@ -115,7 +134,13 @@ class World:
     """A learner with its surroundings in one loop. The test plays the actors."""
 
     def __init__(
-        self, *, bound: int | None = 1, batch: int = 1, start: Version = FIRST, **sections: Any
+        self,
+        *,
+        bound: int | None = 1,
+        batch: int = 1,
+        start: Version = FIRST,
+        algorithm: type[FakeAlgorithm] = FakeAlgorithm,
+        **sections: Any,
     ) -> None:
         layout = make_layout(SPEC, steps=STEPS, state_spec={}, return_accumulator=False)
         self.ledger = Ledger(limits=Limits(batch=batch, max_staleness=bound, credits=16), slots=16)
@@ -125,7 +150,7 @@ class World:
         )
         self.weights = MemoryWeights()
         self.compute = FakeCompute()
-        self.algorithm = FakeAlgorithm(start.number)
+        self.algorithm = algorithm(start.number)
         self.learner = Learner(
             name="learner",
             host="learner",
@@ -370,6 +395,211 @@ async def test_a_lowered_bound_that_breaks_the_invariant_publishes_at_once_witho
         world.commit()
         await settle()
         assert 3 == world.trained
+
+
+# Publishing by divergence
+# --------------------------------------------------------------------------------------------------
+
+
+class Drifting(World):
+    """A learner whose policy moves by 0.1 nats an update, with one actor and B = 1 by default."""
+
+    algorithm: MeasuringAlgorithm
+
+    def __init__(self, *, nats: float, bound: int | None = 8, **sections: Any) -> None:
+        weights = {
+            "publish": "divergence",
+            "divergence_nats": nats,
+            "divergence_states": 7,
+            **sections.pop("weights", {}),
+        }
+        super().__init__(bound=bound, algorithm=MeasuringAlgorithm, weights=weights, **sections)
+
+    async def updates(self, count: int) -> list[int]:
+        """The newest published version after each of ``count`` updates."""
+        found = []
+        for _ in range(count):
+            self.commit()
+            await settle()
+            found.append(self.weights.version.number)
+            self.check()
+        return found
+
+    def check(self) -> None:
+        """The published weights are those of the retained policy, and the ledger knows them."""
+        weights = np.zeros(8, np.uint8)
+        assert self.weights.version == self.weights.read_into(weights) == self.ledger.published
+        assert self.algorithm.retained == weights.view(np.int64)[0]
+
+    def change(self, **sections: dict[str, Any]) -> None:
+        """Change settings of sections."""
+        current = self.settings.value.config
+        self.set(
+            config=current.model_copy(
+                update={
+                    name: getattr(current, name).model_copy(update=values)
+                    for name, values in sections.items()
+                }
+            )
+        )
+
+
+async def test_a_version_is_published_when_the_policy_has_moved_further_than_the_threshold() -> (
+    None
+):
+    async with running(Drifting(nats=0.25)) as world:
+        assert [0, 0, 3, 3, 3, 6] == await world.updates(6)
+        assert (6, 4) == (
+            world.ledger.snapshot().updates,
+            world.ledger.snapshot().unpublished_updates,
+        )
+        assert [(number, 7) for number in range(1, 7)] == world.algorithm.measured
+        assert 3 * 8 == world.learner.statistics().counters["weights_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "actors", "sections", "published"),
+    [
+        (0, 1, {}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (1, 1, {}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (2, 1, {}, [0, 2, 2, 4, 4, 6, 6, 8]),
+        (4, 1, {}, [0, 0, 0, 4, 4, 4, 4, 8]),
+        (4, 3, {}, [0, 2, 2, 4, 4, 6, 6, 8]),
+        (4, 4, {}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (4, 4, {"balance": {"credits": 3}}, [0, 0, 3, 3, 3, 6, 6, 6]),
+        (4, 4, {"balance": {"controller": "open_loop"}}, [0, 0, 0, 0, 5, 5, 5, 5]),
+        (None, 4, {}, [0] * 8),
+    ],
+)
+async def test_a_policy_that_never_moves_far_is_published_when_the_bound_or_the_actors_need_it(
+    bound: int | None, actors: int, sections: dict[str, Any], published: list[int]
+) -> None:
+    world = Drifting(nats=1e6, bound=bound, actors={"count": actors}, **sections)
+    async with running(world):
+        assert published == await world.updates(8)
+        assert 0 == world.ledger.snapshot().violations
+
+
+async def test_the_divergence_is_a_gauge_from_the_first_measured_update_on() -> None:
+    async with running(Drifting(nats=0.25)) as world:
+        assert "divergence" not in world.learner.statistics().gauges
+        await world.updates(2)
+        assert 0.2 == world.learner.statistics().gauges["divergence"]
+
+
+async def test_published_at_intervals_a_policy_is_neither_retained_nor_measured() -> None:
+    world = World(bound=4, algorithm=MeasuringAlgorithm, weights={"publish_interval_updates": 2})
+    async with running(world):
+        for _ in range(4):
+            world.commit()
+            await settle()
+        assert 4 == world.weights.version.number
+        assert isinstance(world.algorithm, MeasuringAlgorithm)
+        assert (None, []) == (world.algorithm.retained, world.algorithm.measured)
+        assert "divergence" not in world.learner.statistics().gauges
+
+
+async def test_versions_between_intervals_are_not_measured() -> None:
+    async with running(Drifting(nats=0.05, weights={"publish_interval_updates": 3})) as world:
+        assert [0, 0, 3, 3, 3, 6] == await world.updates(6)
+        assert [3, 6] == [number for number, _ in world.algorithm.measured]
+
+
+async def test_a_bound_lowered_from_8_to_0_publishes_at_once_and_every_version_after_it() -> None:
+    async with running(Drifting(nats=1e6)) as world:
+        assert [0, 0, 0] == await world.updates(3)
+        world.set(bound=0)
+        await settle()
+        world.check()
+        assert (3, 3) == (world.weights.version.number, world.ledger.snapshot().updates)
+        assert [4, 5] == await world.updates(2)
+        world.set(bound=8)
+        await settle()
+        assert [5, 5] == await world.updates(2)
+        assert 0 == world.ledger.snapshot().violations
+
+
+async def test_a_bound_lowered_during_an_update_is_met_before_the_next_batch() -> None:
+    async with running(Drifting(nats=1e6)) as world:
+        await world.updates(2)
+        world.compute.gate.clear()
+        world.commit()
+        await settle()
+        world.set(bound=0)
+        world.compute.gate.set()
+        await settle()
+        world.check()
+        assert (3, 0) == (world.weights.version.number, world.ledger.publish_lag)
+
+
+async def test_more_actors_that_would_find_no_credit_publish_at_once() -> None:
+    async with running(Drifting(nats=1e6, bound=4)) as world:
+        assert [0, 0] == await world.updates(2)
+        world.change(actors={"count": 4})
+        await settle()
+        world.check()
+        assert 2 == world.weights.version.number
+
+
+async def test_a_changed_threshold_and_number_of_states_are_in_force_at_the_next_update() -> None:
+    async with running(Drifting(nats=1e6)) as world:
+        assert [0, 0] == await world.updates(2)
+        world.change(weights={"divergence_nats": 0.25, "divergence_states": 9})
+        await settle()
+        assert [3, 3, 3, 6] == await world.updates(4)
+        assert [7, 7, 9, 9, 9, 9] == [states for _, states in world.algorithm.measured]
+
+
+async def test_updates_that_are_not_finite_do_not_move_the_policy_but_lag() -> None:
+    async with running(Drifting(nats=0.05, bound=4)) as world:
+        world.algorithm.finite = False
+        assert [0, 0, 0, 4, 4] == await world.updates(5)
+        world.algorithm.finite = True
+        assert [6] == await world.updates(1)
+
+
+async def test_a_divergence_that_is_not_a_number_publishes() -> None:
+    async with running(Drifting(nats=1e6)) as world:
+        world.algorithm.drift = float("nan")
+        assert [1, 2] == await world.updates(2)
+
+
+async def test_a_learner_at_rest_publishes_and_measures_from_there() -> None:
+    async with running(Drifting(nats=0.25)) as world:
+        assert [0, 0] == await world.updates(2)
+        world.set(hold_learner=True)
+        assert Version(1, 2) == await asyncio.wait_for(world.learner.rest(), 5.0)
+        world.check()
+        assert 2 == world.weights.version.number
+        world.set(hold_learner=False)
+        await settle()
+        assert [2, 2, 5] == await world.updates(3)
+
+
+async def test_a_paused_learner_publishes_nothing_unless_the_bound_is_lowered() -> None:
+    async with running(Drifting(nats=1e6)) as world:
+        await world.updates(2)
+        world.set(paused=True)
+        await settle()
+        assert 0 == world.weights.version.number
+        world.set(bound=1)
+        await settle()
+        world.check()
+        assert (2, "paused") == (world.weights.version.number, world.doing)
+
+
+async def test_a_new_lineage_publishes_its_first_version_and_measures_from_there() -> None:
+    async with running(Drifting(nats=0.25, start=Version(3, 70))) as world:
+        world.check()
+        assert Version(3, 70) == world.weights.version
+        assert [70, 70, 73] == await world.updates(3)
+
+
+async def test_a_learner_that_cannot_measure_ends_the_run_before_it_grants_anything() -> None:
+    world = World(weights={"publish": "divergence"})
+    with pytest.raises(RunError, match="learner: weights.publish = divergence is not supported"):
+        await asyncio.wait_for(world.learner.run(lambda: None), 5.0)
+    assert not world.ledger.grantable
 
 
 # Not finite

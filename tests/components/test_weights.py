@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.paths import cases
+from tests.support.settings import cartpole
 from tianflow.channels.memory import MemoryWeights
-from tianflow.components.weights import PolicyWeights, WeightPublisher, publish_due
-from tianflow.core.payloads import NO_VERSION, Version
+from tianflow.components.weights import PolicyWeights, WeightPublisher, diverged, publish_due
+from tianflow.config.rules import largest_publish_lag
+from tianflow.core.payloads import NO_VERSION, Version, credits_ceiling
+
+CASES = cases("estimators")
+BASE = cartpole()
 
 
 def flat(number: int) -> NDArray[np.uint8]:
@@ -69,6 +76,104 @@ def test_a_version_is_due_every_interval_or_sooner_if_the_bound_requires_it(
     assert due == publish_due(version=version, published=published, interval=interval, bound=bound)
 
 
+@pytest.mark.parametrize(
+    ("version", "interval", "bound", "moved", "due"),
+    [
+        (1, 1, 5, True, True),
+        (1, 1, 5, False, False),
+        (5, 1, 5, False, False),
+        (6, 1, 5, False, True),
+        (2, 3, 5, True, False),
+        (3, 3, 5, True, True),
+        (1, 1, 0, False, True),
+        (900, 1, None, False, False),
+    ],
+)
+def test_a_version_whose_policy_has_not_moved_is_due_only_if_the_bound_requires_it(
+    version: int, interval: int, bound: int | None, moved: bool, due: bool
+) -> None:
+    assert due == publish_due(
+        version=version, published=0, interval=interval, bound=bound, moved=moved
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "nats", "threshold"),
+    [
+        (False, 0.0, 0.0),
+        (True, 1e-12, 0.0),
+        (False, 0.01, 0.01),
+        (True, 0.011, 0.01),
+        (False, 1e9, math.inf),
+        (True, math.nan, 0.01),
+        (True, math.inf, 0.01),
+    ],
+)
+def test_a_policy_has_moved_if_its_divergence_exceeds_the_threshold_or_is_unknown(
+    expected: bool, nats: float, threshold: float
+) -> None:
+    assert expected == diverged(nats, threshold)
+
+
+def test_the_handed_decision_is_about_the_mean_over_states() -> None:
+    expected = CASES["aaps_kl_mean_and_sum_4_envs"]["expected"]
+    decision = expected["decision_at_threshold_0_05"]
+    assert decision["mean"] == diverged(expected["kl_mean"], 0.05)
+    assert decision["sum"] == diverged(expected["kl_sum_as_in_ClusterEnv_code"], 0.05)
+
+
+@given(
+    moves=st.lists(st.floats(0.0, 1.0), min_size=40, max_size=40),
+    threshold=st.floats(0.0, 30.0),
+    bound=st.integers(0, 20),
+    batch=st.integers(1, 6),
+    actors=st.integers(0, 12),
+    credit_limit=st.none() | st.integers(0, 30),
+    interval=st.integers(1, 5),
+)
+def test_under_every_threshold_the_lag_leaves_credits_for_a_batch_and_the_actors(
+    *,
+    moves: list[float],
+    threshold: float,
+    bound: int,
+    batch: int,
+    actors: int,
+    credit_limit: int | None,
+    interval: int,
+) -> None:
+    settings = BASE.model_copy(
+        update={
+            "algorithm": BASE.algorithm.model_copy(update={"batch_trajectories": batch}),
+            "actors": BASE.actors.model_copy(update={"count": actors}),
+            "weights": BASE.weights.model_copy(update={"publish": "divergence"}),
+            "balance": BASE.balance.model_copy(
+                update={"credits": None if credit_limit is None else batch + credit_limit}
+            ),
+        }
+    )
+    limit = settings.balance.credits
+    published, since = 0, 0.0
+    for version, move in enumerate(moves, 1):
+        since += move
+        due = publish_due(
+            version=version,
+            published=published,
+            interval=interval,
+            bound=largest_publish_lag(settings, bound),
+            moved=diverged(since, threshold),
+        )
+        if due:
+            published, since = version, 0.0
+        lag = version - published
+        ceilings = [
+            min(credits_ceiling(bound, publish_lag=lag_, batch=batch), limit or 10**9)
+            for lag_ in (0, lag)
+        ]
+        assert lag <= bound
+        assert ceilings[1] >= min(ceilings[0], batch + actors)
+        assert ceilings[1] >= batch
+
+
 @given(bound=st.integers(0, 20), interval=st.integers(1, 50))
 def test_the_lag_never_exceeds_the_bound_so_one_batch_of_credits_is_never_too_stale(
     bound: int, interval: int
@@ -87,7 +192,7 @@ def test_offered_versions_are_published_or_skipped_and_counted() -> None:
     assert NO_VERSION == publisher.version
     publisher.publish(Version(1, 0), flat(0))
     answers = [
-        publisher.offer(Version(1, number), flat(number), interval=3, bound=9)
+        publisher.offer(Version(1, number), flat(number), due=number % 3 == 0)
         for number in range(1, 7)
     ]
     assert [False, False, True, False, False, True] == answers
@@ -100,7 +205,7 @@ def test_readers_get_the_published_weights() -> None:
     channel = MemoryWeights()
     publisher = WeightPublisher(writer=channel)
     publisher.publish(Version(1, 0), flat(0))
-    publisher.offer(Version(1, 1), flat(1), interval=2, bound=9)
+    publisher.offer(Version(1, 1), flat(1), due=False)
     into = flat(-1)
     assert (Version(1, 0), 0) == (channel.read_into(into), int(into.view(np.int64)[0]))
 

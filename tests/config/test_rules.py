@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tianflow.config.loading import load_config
-from tianflow.config.model import Config
+from tianflow.config.model import AlgorithmSettings, Config, PPOSettings
 from tianflow.config.rules import (
     advice,
     bound_in_force,
     check,
+    largest_publish_lag,
     make_controllers,
     max_credits,
     samples_per_update,
@@ -177,6 +180,143 @@ def test_publishing_less_often_than_the_bound_requires_is_reported() -> None:
     (sentence,) = advice(config("weights.publish_interval_updates=3"))
     assert "versions are published sooner" in sentence
     assert [] == advice(config("weights.publish_interval_updates=2"))
+
+
+# Publishing by divergence
+# --------------------------------------------------------------------------------------------------
+
+DIVERGENCE = "weights.publish=divergence"
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "impala", "ppo"])
+def test_an_algorithm_with_action_probabilities_may_publish_by_divergence(algorithm: str) -> None:
+    settings = config(f"algorithm.name={algorithm}", DIVERGENCE, "weights.divergence_nats=0.05")
+    assert ("divergence", 0.05) == (settings.weights.publish, settings.weights.divergence_nats)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "environment"),
+    [("dqn", "CartPole-v1"), ("r2d2", "CartPole-v1"), ("td3", "Pendulum-v1")],
+)
+def test_an_algorithm_without_action_probabilities_may_not(
+    algorithm: str, environment: str
+) -> None:
+    lstm = "network.lstm=8" if algorithm == "r2d2" else "network.lstm=0"
+    given = (f"algorithm.name={algorithm}", f"env.id={environment}", lstm)
+    problem = refused(*given, DIVERGENCE)["weights.publish"]
+    assert "divergence" == problem.value
+    assert f"{algorithm} does not measure the divergence of two policies" in problem.message
+    assert (
+        "interval, or an algorithm that measures it (a2c, impala, ppo, sac, or" in problem.accepted
+    )
+    assert "interval" == config(*given).weights.publish
+
+
+class _Unmeasured(AlgorithmSettings):
+    """Settings of a plug-in that declare nothing."""
+
+    name: str = "tests.config.test_rules:Unmeasured"
+
+
+class Unmeasured:
+    settings = _Unmeasured
+    make_policy = make_learner = None
+
+
+class _Declared(PPOSettings):
+    """Settings of a plug-in that inherit the declaration of PPO."""
+
+    name: str = "tests.config.test_rules:Declared"
+
+
+class LearnerWithout:
+    def step(self) -> None: ...
+
+
+class LearnerWith(LearnerWithout):
+    def retain_policy(self) -> None: ...
+    def divergence(self) -> None: ...
+
+
+class Declared:
+    settings, make_policy, make_learner = _Declared, None, LearnerWithout
+
+
+class Measuring:
+    settings, make_policy, make_learner = _Declared, None, LearnerWith
+
+
+def test_a_plug_in_must_declare_and_measure_the_divergence() -> None:
+    name = "algorithm.name=tests.config.test_rules:{}"
+    assert (
+        "Unmeasured does not measure the divergence"
+        in refused(name.format("Unmeasured"), DIVERGENCE)["weights.publish"].message
+    )
+    problem = refused(name.format("Declared"), DIVERGENCE)["weights.publish"]
+    assert "its learner LearnerWithout has no retain_policy() and divergence()" in problem.message
+    assert "divergence" == config(name.format("Measuring"), DIVERGENCE).weights.publish
+    assert "interval" == config(name.format("Declared")).weights.publish
+
+
+@pytest.mark.parametrize(
+    ("expected", "bound", "overrides"),
+    [
+        (8, 8, ["weights.publish=interval"]),
+        (None, None, []),
+        (7, 8, []),
+        (5, 8, ["actors.count=3"]),
+        (6, 8, ["actors.count=8", "algorithm.batch_trajectories=4"]),
+        (5, 8, ["actors.count=9", "algorithm.batch_trajectories=4"]),
+        (0, 1, []),
+        (0, 0, []),
+        (0, 3, ["actors.count=64"]),
+        (6, 8, ["actors.count=64", "balance.credits=3"]),
+        (8, 8, ["actors.count=64", "balance.credits=1"]),
+        (8, 8, ["actors.count=0"]),
+        (8, 8, ["actors.count=64", "balance.controller=consume_only"]),
+    ],
+)
+def test_the_largest_publish_lag_leaves_the_credits_of_a_batch_and_of_each_actor(
+    expected: int | None, bound: int | None, overrides: list[str]
+) -> None:
+    settings = config(DIVERGENCE, *overrides)
+    assert expected == largest_publish_lag(settings, bound)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [
+        (["balance.max_staleness=1"], "max_staleness >= 2 avoids this"),
+        (["balance.max_staleness=4", "actors.count=4"], "max_staleness >= 5 avoids this"),
+        (["balance.controller=lockstep"], "another controller than lockstep avoids this"),
+    ],
+)
+def test_a_bound_under_which_no_version_can_be_skipped_is_reported(
+    overrides: list[str], remedy: str
+) -> None:
+    found = [text for text in advice(config(DIVERGENCE, *overrides)) if "skips no version" in text]
+    assert 1 == len(found)
+    assert found[0].endswith(remedy)
+    assert not [text for text in advice(config(*overrides)) if "skips no version" in text]
+
+
+def test_the_remedy_of_that_advice_lets_versions_be_skipped() -> None:
+    for actors in (1, 4, 9):
+        settings = (DIVERGENCE, f"actors.count={actors}", "algorithm.batch_trajectories=2")
+        (sentence,) = [
+            text
+            for text in advice(config(*settings, "balance.max_staleness=0"))
+            if "skips no version" in text
+        ]
+        found = re.search(r"max_staleness >= (\d+)", sentence)
+        assert found is not None
+        bound = int(found[1])
+        assert 1 == largest_publish_lag(config(*settings), bound)
+        assert [] == [
+            text
+            for text in advice(config(*settings, f"balance.max_staleness={bound}"))
+            if "skips no version" in text
+        ]
 
 
 def test_a_run_without_an_end_condition_is_reported() -> None:

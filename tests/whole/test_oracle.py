@@ -81,6 +81,27 @@ def test_oracle_and_ledger_agree_when_not_every_version_is_published(
     assert ledger.violations == 0
 
 
+@pytest.mark.parametrize("nats", [0.05, 0.5, 0.95, 9.0])
+@pytest.mark.parametrize("bound", [0, 2, 6])
+def test_oracle_and_ledger_agree_when_versions_are_published_by_divergence(
+    tmp_path: Path, bound: int, nats: float
+) -> None:
+    """The oracle measures random divergences up to 1 nat: 9 nats are never exceeded."""
+    config = oracle_config(
+        tmp_path / "record",
+        actors={"count": 2},
+        weights={"publish": "divergence", "divergence_nats": nats},
+        balance={"max_staleness": bound},
+    )
+    histogram, ledger = watched(config, tmp_path, plain(60))
+    assert 0 <= min(histogram) <= max(histogram) <= bound
+    assert ledger.violations == 0
+    # B = 2 and two actors take two batches of credits, so the largest lag is bound - 1.
+    assert (ledger.unpublished_updates == 0) == (bound < 2)
+    if nats > 1.0 and bound:
+        assert ledger.publishes - 1 == ledger.updates // bound
+
+
 def test_oracle_and_ledger_agree_when_loading_weights_takes_long(tmp_path: Path) -> None:
     histogram, ledger = watched(
         oracle_config(
@@ -106,7 +127,13 @@ async def meddle(run: Run, dice: random.Random) -> None:
                 )
             case 3:
                 run.control.change(
-                    {"weights": {"publish_interval_updates": dice.choice([1, 3, 7])}}, source="test"
+                    {
+                        "weights": {
+                            "publish_interval_updates": dice.choice([1, 3, 7]),
+                            "divergence_nats": dice.choice([0.1, 0.9, 9.0]),
+                        }
+                    },
+                    source="test",
                 )
             case 4:
                 batches = dice.choice([1, 2, 4])
@@ -133,8 +160,11 @@ async def meddle(run: Run, dice: random.Random) -> None:
     await until(run, run.exchange.ledger.snapshot().updates + 10)
 
 
+@pytest.mark.parametrize("publish", ["interval", "divergence"])
 @pytest.mark.parametrize("seed", range(3))
-def test_oracle_and_ledger_agree_over_delays_and_live_changes(tmp_path: Path, seed: int) -> None:
+def test_oracle_and_ledger_agree_over_delays_and_live_changes(
+    tmp_path: Path, seed: int, publish: str
+) -> None:
     dice = random.Random(seed)
     config = oracle_config(
         tmp_path / "record",
@@ -142,6 +172,7 @@ def test_oracle_and_ledger_agree_over_delays_and_live_changes(tmp_path: Path, se
         algorithm={"update_s": dice.choice([0.0, 0.002, 0.005])},
         actors={"count": 4, "rollout_steps": 6, "refresh": dice.choice(["step", "trajectory"])},
         balance={"max_staleness": 2, "min_fragment_steps": 2},
+        weights={"publish": publish},
     )
     histogram, ledger = watched(config, tmp_path, lambda run: meddle(run, dice))
     assert min(histogram) >= 0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.components.agreement import PolicyAgreement
-from tianflow.components.weights import WeightPublisher
-from tianflow.config.rules import schedule_limit
+from tianflow.components.weights import WeightPublisher, diverged, publish_due
+from tianflow.config.rules import largest_publish_lag, schedule_limit
 from tianflow.core.events import UpdateFinished
 from tianflow.core.payloads import Batch, Settlement, Version
 from tianflow.core.statistics import (
@@ -21,6 +21,7 @@ from tianflow.core.statistics import (
     WeightsMeasures,
 )
 from tianflow.errors import EndOfChannel, RunError
+from tianflow.interfaces import MeasuresDivergence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         Algorithm,
         BatchSource,
         EventPublisher,
+        LearnerBatch,
         ReplayAlgorithm,
         SettingsReader,
         StepResult,
@@ -124,6 +126,8 @@ class Learner:
         self._update_seconds, self._copy_seconds = HistogramBuilder(), HistogramBuilder()
         self._gauges: dict[str, float] = {}
         self._agreement = PolicyAgreement()
+        self._measures: MeasuresDivergence | None = None
+        self._divergence: float | None = None
         self._consecutive_skips = 0
         self._given_back = 0
         self._trained = 0
@@ -138,7 +142,9 @@ class Learner:
         self._stacker = await self._compute.run(
             lambda: self._make_stacker(self._settings.value.config.algorithm.batch_trajectories)
         )
-        flat = await self._compute.run(self._algorithm.flat)
+        if self._settings.value.config.weights.publish == "divergence":
+            self._measures = self._require_measuring()
+        flat = await self._compute.run(self._newest_flat)
         self._publisher = WeightPublisher(writer=self._open_weights(flat.nbytes))
         self._publisher.publish(self._version, flat)
         self._source.opened(self._version)
@@ -198,6 +204,7 @@ class Learner:
                 published=float(publisher.published),
                 skipped=float(publisher.skipped),
                 weights_bytes=float(publisher.nbytes),
+                divergence=self._divergence,
                 publish_seconds=publisher.seconds.read(),
             )
         )
@@ -258,10 +265,10 @@ class Learner:
             arrays = await self._compute.run(self._algorithm.state_dict)
             if not future.done():
                 future.set_result(LearnerState(self._version, arrays, self._samples))
-        bound = self._settings.value.bound
+        bound = largest_publish_lag(self._settings.value.config, self._settings.value.bound)
         behind = self._version.number - self._publisher.version.number
         if (self._rests and behind) or (bound is not None and behind > bound):
-            self._publisher.publish(self._version, await self._compute.run(self._algorithm.flat))
+            self._publisher.publish(self._version, await self._compute.run(self._newest_flat))
             self._source.published(self._version)
         while self._rests:
             future_version = self._rests.pop()
@@ -278,7 +285,7 @@ class Learner:
             self._prefetched = self._pull(Version(self._version.lineage, self._version.number + 1))
         self._clock.enter("busy")
         began = time.monotonic()
-        result, flat = await self._compute.run(lambda: self._compute_update(batch))
+        result, flat, due = await self._compute.run(lambda: self._compute_update(batch, bound))
         if self._compute.stopping.is_set():
             raise asyncio.CancelledError
         if config.learner.slowdown:
@@ -287,9 +294,7 @@ class Learner:
         self._version = Version(self._version.lineage, self._version.number + 1)
         self._samples += result.samples
         self._count_skipped(result)
-        published = self._publisher.offer(
-            self._version, flat, interval=config.weights.publish_interval_updates, bound=bound
-        )
+        published = self._publisher.offer(self._version, flat, due=due)
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
         self._source.settle(Settlement(self._version, tickets, bound, published, not result.finite))
         self._trained += len(tickets)
@@ -312,8 +317,13 @@ class Learner:
             config.learner.prefetch > 0 and bound != 0 and not config.run.deterministic and not last
         )
 
-    def _compute_update(self, batch: Batch) -> tuple[StepResult, NDArray[np.uint8]]:
-        """Copy the batch out of its slots, and train. Runs on the compute thread."""
+    def _compute_update(
+        self, batch: Batch, bound: int | None
+    ) -> tuple[StepResult, NDArray[np.uint8], bool]:
+        """Copy the batch out of its slots, and train. Runs on the compute thread.
+
+        Returns the result, the new weights, and True if they must be published under ``bound``.
+        """
         config = self._settings.value.config
         began = time.monotonic()
         if self._stacker.trajectories != len(batch.trajectories):
@@ -338,7 +348,40 @@ class Learner:
             arrays=stacked,
             result=result,
         )
-        return result, self._algorithm.flat()
+        if self._is_due(config, stacked, bound):
+            return result, self._newest_flat(), True
+        return result, self._algorithm.flat(), False
+
+    def _is_due(self, config: Config, batch: LearnerBatch, bound: int | None) -> bool:
+        """True if the version after the update on ``batch`` must be published."""
+        version, published = self._version.number + 1, self._publisher.version.number
+        weights, moved = config.weights, True
+        if self._measures is not None and version - published >= weights.publish_interval_updates:
+            self._divergence = self._measures.divergence(batch, weights.divergence_states)
+            moved = diverged(self._divergence, weights.divergence_nats)
+        return publish_due(
+            version=version,
+            published=published,
+            interval=weights.publish_interval_updates,
+            bound=largest_publish_lag(config, bound),
+            moved=moved,
+        )
+
+    def _newest_flat(self) -> NDArray[np.uint8]:
+        """The weights of a version that is published now. Runs on the compute thread."""
+        if self._measures is not None:
+            self._measures.retain_policy()
+        return self._algorithm.flat()
+
+    def _require_measuring(self) -> MeasuresDivergence:
+        algorithm: object = self._algorithm
+        if isinstance(algorithm, MeasuresDivergence):
+            return algorithm
+        raise RunError(
+            self.name,
+            f"weights.publish = divergence is not supported by {type(algorithm).__name__}",
+            "it has no retain_policy() and divergence(); interval is accepted",
+        )
 
     def _rate_in_force(self, config: Config, now: float) -> float:
         """The learning rate of an update that begins at ``now``."""

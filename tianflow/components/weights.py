@@ -19,16 +19,33 @@ if TYPE_CHECKING:
     from tianflow.interfaces import Policy, WeightsReader, WeightsWriter
 
 
-def publish_due(*, version: int, published: int, interval: int, bound: int | None) -> bool:
+def publish_due(
+    *, version: int, published: int, interval: int, bound: int | None, moved: bool = True
+) -> bool:
     """True if ``version`` must be published now.
 
     A version is published every ``interval`` updates, or sooner if skipping it would break the
     invariant ceil(C/B) - 1 + lag <= bound for the fewest credits that feed the learner (C = B).
     With a larger lag every new trajectory would be too stale, so neither training nor publishing
     would continue.
+
+    Args:
+        version: number of completed updates.
+        published: number of the newest published version.
+        interval: fewest updates between two versions, unless the bound requires the later one.
+        bound: largest publish lag; see `tianflow.config.rules.largest_publish_lag`.
+        moved: the policy differs enough from the published one; see `diverged`.
     """
     lag = version - published
-    return lag >= interval or (bound is not None and lag > bound)
+    return (moved and lag >= interval) or (bound is not None and lag > bound)
+
+
+def diverged(nats: float, threshold: float) -> bool:
+    """True if a policy has moved too far from the published one.
+
+    A divergence that is not a number counts as too far, because it means unknown.
+    """
+    return not nats <= threshold
 
 
 class WeightPublisher:
@@ -60,17 +77,13 @@ class WeightPublisher:
         self.nbytes += flat.nbytes
         self.seconds.add(time.monotonic() - began)
 
-    def offer(
-        self, version: Version, flat: NDArray[np.uint8], *, interval: int, bound: int | None
-    ) -> bool:
+    def offer(self, version: Version, flat: NDArray[np.uint8], *, due: bool) -> bool:
         """Publish ``version`` if it is due, else skip it. Returns True if it was published."""
-        if publish_due(
-            version=version.number, published=self._published.number, interval=interval, bound=bound
-        ):
+        if due:
             self.publish(version, flat)
-            return True
-        self.skipped += 1
-        return False
+        else:
+            self.skipped += 1
+        return due
 
 
 class PolicyWeights:

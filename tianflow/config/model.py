@@ -315,6 +315,18 @@ class WeightsSettings(Section):
 
     publish_interval_updates: PositiveInt = 1
     """Updates between published versions. The bound may force earlier publication."""
+    publish: Literal["interval", "divergence"] = "interval"
+    """Rule of publication.
+
+    interval: every ``publish_interval_updates``. divergence: those of them whose policy differs
+    from the published one by more than ``divergence_nats``, or that the bound requires, or without
+    which actors would have too few credits. Only for a2c, impala, ppo, sac, and plug-ins that
+    measure it.
+    """
+    divergence_nats: PositiveFloat = 0.01
+    """Mean KL divergence per state, in nats, above which a version is published (divergence)."""
+    divergence_states: PositiveInt = 256
+    """Largest number of states of a batch on which it is measured (divergence)."""
 
 
 class PlacementSettings(Section):
@@ -488,7 +500,7 @@ LIVE: dict[str, tuple[str, ...]] = {
     "replay": ("samples_per_insert", "error_buffer", "beta"),
     "learner": ("slowdown",),
     "evaluation": ("every_s", "episodes"),
-    "weights": ("publish_interval_updates",),
+    "weights": ("publish_interval_updates", "divergence_nats", "divergence_states"),
     "actors": ("count",),
     "inference": ("max_batch", "max_wait_s"),
 }

@@ -12,12 +12,13 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 from tianflow import plugins
-from tianflow.config.model import Config, PPOSettings, ReplaySettings
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, PPOSettings, ReplaySettings
 from tianflow.config.portable import unportable_settings
 from tianflow.core.formatting import number
 from tianflow.core.limits import RateLimits
 from tianflow.core.payloads import credits_ceiling
 from tianflow.errors import ConfigError, Problem
+from tianflow.interfaces import MeasuresDivergence
 
 if TYPE_CHECKING:
     from tianflow.interfaces import Controller
@@ -83,6 +84,28 @@ def max_credits(config: Config) -> int | None:
     ceiling = None if bound is None else credits_ceiling(bound, publish_lag=0, batch=batch)
     limits = [limit for limit in (config.balance.credits, ceiling) if limit is not None]
     return min(limits, default=None)
+
+
+def largest_publish_lag(config: Config, bound: int | None) -> int | None:
+    """The largest publish lag that the learner may cause under the ``bound`` in force; None without
+    a limit.
+
+    A lag of L takes L * B credits. The largest one leaves B, so that training continues. With
+    ``weights.publish = "divergence"`` it also leaves one for each actor, as far as
+    ``balance.credits`` would grant it, so that skipped versions idle no actor.
+    """
+    if bound is None or config.weights.publish == "interval" or not is_paced(config):
+        return bound
+    return max(0, bound + 1 - _batches_out(config))
+
+
+def _batches_out(config: Config) -> int:
+    """Credits of one batch in training and of one trajectory for each actor, at most
+    ``balance.credits``, in batches.
+    """
+    batch, limit = config.algorithm.batch_trajectories, config.balance.credits
+    used = batch + config.actors.count
+    return ceil((used if limit is None else min(used, limit)) / batch)
 
 
 def samples_per_update(config: Config) -> int:
@@ -175,6 +198,7 @@ def check(config: Config) -> list[Problem]:
         *_check_sinks(config),
         *_check_replay(config),
         *_check_inference(config),
+        *_check_divergence(config),
     ]
 
 
@@ -401,6 +425,37 @@ def _check_inference(config: Config) -> list[Problem]:
     return problems
 
 
+def _check_divergence(config: Config) -> list[Problem]:
+    algorithm = config.algorithm
+    if config.weights.publish != "divergence":
+        return []
+    path, known = (
+        "weights.publish",
+        sorted(name for name, model in BUILT_IN_ALGORITHMS.items() if model.measures_divergence),
+    )
+    accepted = f"interval, or an algorithm that measures it ({', '.join(known)}, or a plug-in)"
+    if not algorithm.measures_divergence:
+        message = (
+            f"{algorithm.name} does not measure the divergence of two policies, so no version "
+            "would ever exceed weights.divergence_nats"
+        )
+        return [Problem(path, "divergence", message, accepted)]
+    if algorithm.name in BUILT_IN_ALGORITHMS:
+        return []
+    learner = getattr(
+        plugins.load("tianflow.algorithms", algorithm.name, path="algorithm.name"),
+        "make_learner",
+        None,
+    )
+    if isinstance(learner, type) and not issubclass(learner, MeasuresDivergence):
+        message = (
+            f"the settings of {algorithm.name} declare measures_divergence, but its learner "
+            f"{learner.__name__} has no retain_policy() and divergence()"
+        )
+        return [Problem(path, "divergence", message, accepted)]
+    return []
+
+
 def _check_replay(config: Config) -> list[Problem]:
     if config.algorithm.window is None:
         # Older versions wrote the exponents that are the defaults now.
@@ -516,7 +571,12 @@ def _check_max_samples(config: Config) -> list[Problem]:
 
 def advice(config: Config) -> list[str]:
     """Sentences about valid settings that have a cost."""
-    sentences = [*_idle_actors(config), *_forced_publishing(config), *_idle_hosts(config)]
+    sentences = [
+        *_idle_actors(config),
+        *_forced_publishing(config),
+        *_never_skipping(config),
+        *_idle_hosts(config),
+    ]
     run = config.run
     if (
         run.target_return is None
@@ -610,3 +670,19 @@ def _forced_publishing(config: Config) -> list[str]:
         f"{bound + 1}"
     )
     return [f"{setting}: versions are published sooner, whenever the bound needs it"]
+
+
+def _never_skipping(config: Config) -> list[str]:
+    bound = bound_in_force(config)
+    if config.weights.publish == "interval" or largest_publish_lag(config, bound) != 0:
+        return []
+    actors, batch = config.actors.count, config.algorithm.batch_trajectories
+    sentence = (
+        f"weights.publish = divergence skips no version: with max_staleness = {bound}, A = "
+        f"{actors} actors and B = {batch} trajectories per update, any publish lag would idle "
+        "actors or exceed the bound"
+    )
+    remedy = f"max_staleness >= {_batches_out(config)}"
+    if "lockstep" in controllers(config):
+        remedy = "another controller than lockstep"
+    return [f"{sentence}; {remedy} avoids this"]

@@ -299,6 +299,14 @@ class WeightsMeasures:
         metadata=metric("Versions skipped by this process.", kind="counter", exposed=False)
     )
     weights_bytes: float = field(metadata=metric("Bytes of weights published.", kind="counter"))
+    divergence: float | None = field(
+        default=None,
+        metadata=metric(
+            "Mean KL divergence per state of the published policy from the newest one, after the "
+            "last update that measured it.",
+            name="weights_divergence_nats",
+        ),
+    )
     publish_seconds: Histogram = field(
         metadata=metric(
             "Time to publish a version.", kind="histogram", name="weights_publish_seconds"

@@ -12,6 +12,7 @@ import numpy as np
 
 from tianflow.components.learner import admissible
 from tianflow.components.weights import publish_due
+from tianflow.config.rules import largest_publish_lag
 from tianflow.coordinator.balancer import TICK_S, Balancer
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import NO_VERSION, Batch, Settlement, Version
@@ -223,9 +224,12 @@ class Simulation:
         if self.config.learner.prefetch and self._bound != 0 and not self.config.run.deterministic:
             self._pull()
         update_s = self._draw_update() * (1 + self.config.learner.slowdown)
-        interval, number = self.config.weights.publish_interval_updates, self._version.number + 1
+        # No policy is computed here: every version counts as far enough from the published one.
         publishes = publish_due(
-            version=number, published=self._published.number, interval=interval, bound=self._bound
+            version=self._version.number + 1,
+            published=self._published.number,
+            interval=self.config.weights.publish_interval_updates,
+            bound=largest_publish_lag(self.config, self._bound),
         )
         self.clock.at(
             update_s + (self.rates.publish_s if publishes else 0.0),
