@@ -314,6 +314,7 @@ def balance() -> Json:
                 "Distance of the acting policies from the learning policy.",
                 (now("off_policy_kl_nats"), "{{run}} KL in nats"),
                 (now("effective_sample_ratio"), "{{run}} effective sample ratio"),
+                (now("weights_divergence_nats"), "{{run}} KL of published from newest in nats"),
             ),
             lines(
                 "Versions",

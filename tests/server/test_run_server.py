@@ -149,7 +149,7 @@ async def test_runs_are_listed_with_their_address(client: Client) -> None:
 async def test_components_audit_and_checkpoints_answer(client: Client, run: FakeRun) -> None:
     run.pause(source="cli")
     components = (await (await client.get(f"{RUN}/components", headers=READ)).json())["components"]
-    assert {"kl": 0.01, "ess_ratio": 0.9} == components[0]["gauges"]
+    assert {"kl": 0.01, "ess_ratio": 0.9, "divergence": 0.002} == components[0]["gauges"]
     assert (
         list(run.audit())
         == (await (await client.get(f"{RUN}/audit", headers=READ)).json())["audit"]

@@ -267,7 +267,7 @@ class FakeRun:
                 "given_back": 0.0,
                 "weights_bytes": 4096.0,
             },
-            gauges={"kl": 0.01, "ess_ratio": 0.9},
+            gauges={"kl": 0.01, "ess_ratio": 0.9, "divergence": 0.002},
             distributions={
                 "update_seconds": self.update_seconds.read(),
                 "publish_seconds": HistogramBuilder().read(),
