@@ -7,6 +7,7 @@ from __future__ import annotations
 import pkgutil
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -44,13 +45,14 @@ SAY = (
 )
 
 
-def imported(code: str) -> set[str]:
+@cache
+def imported(code: str) -> frozenset[str]:
     """Top-level packages in memory after ``code`` has run in a new interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", code + SAY], capture_output=True, text=True, check=False
     )
     assert 0 == done.returncode, done.stderr
-    return set(done.stdout.rpartition("imported:")[2].split())
+    return frozenset(done.stdout.rpartition("imported:")[2].split())
 
 
 @pytest.mark.parametrize(

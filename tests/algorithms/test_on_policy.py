@@ -919,7 +919,7 @@ def test_learns_which_of_two_arms_pays_in_which_context(algorithm: str, lstm: in
     )
     policy, learner = pair(settings, env)
     generator = np.random.default_rng(0)
-    columns, paid = 16, 0.0
+    columns, paid = 16, 0.5
     for _ in range(60):
         context = torch.from_numpy(generator.integers(0, 2, (9, columns)))
         obs = torch.nn.functional.one_hot(context, 2).float()
@@ -951,7 +951,7 @@ def test_values_of_one_state_converge_to_the_truth_through_truncations(algorithm
     """Reward 1 in the only state, truncated every fourth step: V tends to 1 / (1 - gamma) = 5, not
     to that of 4 steps, 2.95.
     """
-    settings = config(algorithm, discount=0.8, learning_rate=3e-2, max_grad_norm=100.0)
+    settings = config(algorithm, discount=0.8, learning_rate=5e-2, max_grad_norm=100.0)
     env = spec(autoreset="same_step")
     policy, learner = pair(settings, env)
     arrays = rollout(policy, env, steps=8)
@@ -959,7 +959,7 @@ def test_values_of_one_state_converge_to_the_truth_through_truncations(algorithm
         arrays[name][...] = 1.0
     arrays["reward"][...], arrays["valid"][...], arrays["terminated"][...] = 1.0, True, False
     arrays["truncated"][...] = (torch.arange(8) % 4 == 3)[:, None]
-    for _ in range(40 if algorithm == "ppo" else 200):
+    for _ in range(20 if algorithm == "ppo" else 100):
         learner.step(LearnerBatch(arrays))
     with torch.no_grad():
         value = learner.model.evaluate(

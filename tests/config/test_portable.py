@@ -11,9 +11,10 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.effort import examples
 from tianflow.config.loading import load_config, to_toml, with_changes, write_config
 from tianflow.config.model import Config, EnvSettings, PPOSettings
 from tianflow.envs import checking
@@ -128,7 +129,7 @@ def same(expected: object, found: object) -> bool:
     return type(expected) is type(found) and repr(expected) == repr(found)
 
 
-@settings(max_examples=150)
+@examples(40)
 @given(st.dictionaries(st.text("ab", min_size=1), VALUES, max_size=3))
 def test_an_accepted_value_is_the_same_in_every_form(kwargs: dict[str, Any]) -> None:
     try:

@@ -15,6 +15,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.server.test_service import Client, opened, until, up
+from tests.support.effort import FACTOR
 from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
 from tianflow.observability.rates import RunRates
@@ -54,7 +55,7 @@ BODIES += (
 TYPES = ("application/json", "application/merge-patch+json", "text/plain", "", "a/b; charset=x")
 TAGS = ("*", '"1"', 'W/"1"', "\x80", "1")
 METHODS = {"get", "head", "post", "patch"}
-EACH = 25
+EACH = 12 * FACTOR
 """Requests of each operation."""
 
 

@@ -429,6 +429,7 @@ def deaf(server: Server) -> socket.socket:
 BIG = EvaluationFinished(1, 1000, 1.0, tuple(float(number) for number in range(1000)))
 
 
+@pytest.mark.e2e
 async def test_a_reader_that_does_not_read_delays_no_other_and_is_disconnected(
     run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,6 +491,7 @@ async def test_open_streams_end_with_the_server_after_the_last_events(
         reader.close()
 
 
+@pytest.mark.e2e
 async def test_a_stuck_reader_does_not_keep_the_server_from_ending(
     run: FakeRun, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ async def test_a_usable_environment_is_accepted_although_its_processes_live_on(
     assert time.monotonic() - began < submission_checks.ANSWER_S  # it was decided, not accepted
 
 
+@pytest.mark.e2e
 async def test_slow_submissions_are_accepted_in_time_by_few_processes_while_others_are_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -531,7 +531,7 @@ def kept_and_trained(
         trajectory_s=1.0, update_s=update_s, straggler_share=1 / 8, straggler_factor=factor
     )
     simulation = Simulation(config, rates, seed=1)
-    simulation.run(updates=120)
+    simulation.run(updates=60)
     shares = simulation.ledger.snapshot().shares
     found = {
         holder: (

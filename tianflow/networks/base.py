@@ -106,7 +106,9 @@ def make_network(settings: NetworkSettings, spec: EnvironmentSpec, *, seed: int 
             ]
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # `torch.manual_seed` seeds the generators of all devices, and without a GPU it formats the
+        # call stack for each type of device.
+        torch.default_generator.manual_seed(seed)
         network = factory(settings, spec)
     problem = _why_not_publishable(network)
     if problem:

@@ -61,7 +61,9 @@ def seeded(seed: int, make: Callable[[], Built]) -> Built:
     The global random generator stays unchanged.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # `torch.manual_seed` seeds the generators of all devices, and without a GPU it formats the
+        # call stack for each type of device.
+        torch.default_generator.manual_seed(seed)
         return make()
 
 
