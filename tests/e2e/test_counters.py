@@ -145,4 +145,6 @@ def test_staleness_of_use_once_data_never_decreases_over_lineages(tmp_path: Path
             lose(live, "actors-1")
             lose(live, "evaluator")
         assert watcher.total("staleness_in_flight_updates_count") > 0
-        assert 130 == live.interrupt()
+        live.until("the run is ready", live.ready)
+        live.until_training(more=5)
+        assert 130 == live.interrupt(), live.told()
