@@ -23,7 +23,13 @@ from tests.algorithms.test_on_policy import (
 )
 from tianflow.algorithms.common.actor_critic import ActorCriticLearner
 from tianflow.components.agreement import PolicyAgreement
-from tianflow.config.model import ActorSettings, Config, LearnerSettings, NetworkSettings
+from tianflow.config.model import (
+    ActorSettings,
+    Config,
+    InferenceSettings,
+    LearnerSettings,
+    NetworkSettings,
+)
 from tianflow.core.payloads import Batch, EnvironmentSpec, Trajectory, Version
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.networks import Network, Output
@@ -97,6 +103,7 @@ def checked(
     env: EnvironmentSpec,
     *,
     acting: str = "fp32",
+    central: bool = False,
     version: Version = NOW,
     agreement: PolicyAgreement | None = None,
 ) -> PolicyAgreement:
@@ -106,7 +113,15 @@ def checked(
     policy.load(learner.flat())
     if acting == "bf16":
         policy.act_in_bfloat16()
-        settings = settings.model_copy(update={"actors": ActorSettings(precision="bf16")})
+        bf16: dict[str, Any] = (
+            {
+                "actors": ActorSettings(inference="central"),
+                "inference": InferenceSettings(precision="bf16"),
+            }
+            if central
+            else {"actors": ActorSettings(precision="bf16")}
+        )
+        settings = settings.model_copy(update=bf16)
     arrays = LearnerBatch(rollout(policy, env))
     agreement = agreement or PolicyAgreement()
     agreement.check(
@@ -186,6 +201,15 @@ def test_built_in_networks_agree_in_every_precision(
     settings = config(algorithm, lstm=lstm, network=network, normalise=network == "mlp")
     settings = settings.model_copy(update={"learner": LearnerSettings(precision=learning)})
     assert checked(settings, env, acting=acting).newest is not None
+    assert DIFFER not in caplog.text
+
+
+@pytest.mark.parametrize("learning", ["fp32", "bf16"])
+def test_the_precision_of_inference_servers_counts(
+    learning: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = config("ppo").model_copy(update={"learner": LearnerSettings(precision=learning)})
+    assert checked(settings, spec(DISCRETE), acting="bf16", central=True).newest is not None
     assert DIFFER not in caplog.text
 
 

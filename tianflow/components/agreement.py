@@ -75,7 +75,7 @@ class PolicyAgreement:
     ) -> None:
         log_prob = arrays.arrays["log_prob"][arrays.arrays["valid"]]
         spread = max(LEAST_SPREAD, float(log_prob.max() - log_prob.min()))
-        ours, theirs = config.learner.precision, config.actors.precision
+        ours, theirs = config.learner.precision, config.acting_precision
         tolerance = spread * (TOLERANCE[ours] if ours == theirs else MIXED_TOLERANCE)
         if found <= tolerance:
             return

@@ -474,6 +474,11 @@ class Config(Section):
         return self.actors.inference == "central"
 
     @property
+    def acting_precision(self) -> Literal["fp32", "bf16"]:
+        """Number format of the networks that choose actions: of inference servers, or of actors."""
+        return self.inference.precision if self.central else self.actors.precision
+
+    @property
     def previous_step(self) -> bool:
         """True if the network sees action and reward of the previous step."""
         given = self.network.previous_step
