@@ -15,8 +15,8 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun
 from tests.e2e.test_failures import MANY, random_moment, sound
-from tests.e2e.test_oracle import Scraper, change, kill, pid_of
-from tests.support.oracle import Witness, oracle_config, until, until_true
+from tests.e2e.test_oracle import change, shaken
+from tests.support.oracle import oracle_config, until
 from tianflow import api
 from tianflow.coordinator import Run
 
@@ -134,33 +134,12 @@ def test_central_inference_is_exact_over_kills_cuts_and_live_changes(tmp_path: P
     )
     victims = ["inference-0", "learner", "actors-1", "inference-1"]
 
-    async def whole() -> Run:
-        async with api.open_run(config, runs_dir=tmp_path, http=True) as handle:
-            run = handle.run
-            witness = Witness(run, lambda: pid_of(run, "learner"))
-            await until(run, 5)
-            scraper = Scraper(run)
-            scraping = asyncio.create_task(scraper.run())
-            for victim in victims:
-                for _ in range(3):
-                    await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(25))
-                    change(run, dice)
-                    waits = {"inference": {"max_wait_s": dice.choice([0.0, 0.001, 0.01])}}
-                    run.control.change(waits, source="test")
-                await asyncio.sleep(dice.random() * 0.05)  # the moment of the kill is chance
-                await kill(run, victim)
-            await until(run, run.exchange.ledger.snapshot().updates + 50)
-            await until_true(run, lambda: scraper.looks > 10 or scraping.done())
-            if scraping.done():
-                scraping.result()
-            scraping.cancel()
-            run.lifecycle.end("done", "test")
-            await handle.wait()
-            histogram = witness.check(tmp_path / "record", kills=1)
-            assert min(histogram) >= 0
-            return run
+    def change_waits(run: Run, dice: random.Random) -> None:
+        change(run, dice)
+        waits = {"inference": {"max_wait_s": dice.choice([0.0, 0.001, 0.01])}}
+        run.control.change(waits, source="test")
 
-    run = asyncio.run(whole())
+    run = asyncio.run(shaken(tmp_path, config, victims, dice, change_waits))
     assert 0 == run.exchange.ledger.snapshot().violations
 
 

@@ -9,8 +9,9 @@ import os
 import random
 import signal
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -98,6 +99,40 @@ def change(run: Run, dice: random.Random) -> None:
     run.control.change(dice.choice(options), source="test")
 
 
+async def shaken(
+    folder: Path,
+    config: Mapping[str, Any],
+    victims: Sequence[str],
+    dice: random.Random,
+    change: Callable[[Run, random.Random], None],
+) -> Run:
+    """A run of the oracle that is changed three times before each of ``victims`` is killed. Its
+    record in ``folder`` and the ledger agree exactly.
+    """
+    async with api.open_run(config, runs_dir=folder, http=True) as handle:
+        run = handle.run
+        witness = Witness(run, lambda: pid_of(run, "learner"))
+        await until(run, 5)
+        scraper = Scraper(run)
+        scraping = asyncio.create_task(scraper.run())
+        for victim in victims:
+            for _ in range(3):
+                await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(25))
+                change(run, dice)
+            await asyncio.sleep(dice.random() * 0.05)  # the moment of the kill is the experiment
+            await kill(run, victim)
+        await until(run, run.exchange.ledger.snapshot().updates + 50)
+        await until_true(run, lambda: scraper.looks > 10 or scraping.done())
+        if scraping.done():
+            scraping.result()
+        scraping.cancel()
+        run.lifecycle.end("done", "test")
+        await handle.wait()
+        histogram = witness.check(folder / "record", kills=victims.count("learner"))
+        assert min(histogram) >= 0
+        return run
+
+
 def test_oracle_and_ledger_agree_over_kills_cuts_and_live_changes(tmp_path: Path) -> None:
     dice = random.Random(1)
     config = oracle_config(
@@ -112,33 +147,7 @@ def test_oracle_and_ledger_agree_over_kills_cuts_and_live_changes(tmp_path: Path
     )
     victims = ["actors-0", "learner", "actors-1", "learner"]
 
-    async def whole() -> Run:
-        async with api.open_run(config, runs_dir=tmp_path, http=True) as handle:
-            run = handle.run
-            witness = Witness(run, lambda: pid_of(run, "learner"))
-            await until(run, 5)
-            scraper = Scraper(run)
-            scraping = asyncio.create_task(scraper.run())
-            for victim in victims:
-                for _ in range(3):
-                    await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(25))
-                    change(run, dice)
-                await asyncio.sleep(
-                    dice.random() * 0.05
-                )  # the moment of the kill is the experiment
-                await kill(run, victim)
-            await until(run, run.exchange.ledger.snapshot().updates + 50)
-            await until_true(run, lambda: scraper.looks > 10 or scraping.done())
-            if scraping.done():
-                scraping.result()
-            scraping.cancel()
-            run.lifecycle.end("done", "test")
-            await handle.wait()
-            histogram = witness.check(tmp_path / "record", kills=victims.count("learner"))
-            assert min(histogram) >= 0
-            return run
-
-    run = asyncio.run(whole())
+    run = asyncio.run(shaken(tmp_path, config, victims, dice, change))
     ledger = run.exchange.ledger.snapshot()
     assert 0 == ledger.violations
     assert ledger.cuts > 0
