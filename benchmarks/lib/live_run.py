@@ -175,7 +175,7 @@ class LiveRun:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The last line of output, which is JSON; empty if there is none."""
+        """The last line of output, which is JSON; empty before the first line."""
         lines = self._out.read_text(encoding="utf-8", errors="replace").splitlines()
         with contextlib.suppress(ValueError, IndexError):
             found = json.loads(lines[-1])

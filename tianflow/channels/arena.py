@@ -3,7 +3,7 @@ several processes read.
 
 The writer of a slot stores its progress, the coordinator requests a cut. With central inference the
 writer requests actions, and an inference server answers. Each word is one aligned int64 with one
-writer. It carries a ticket, so a word of an earlier ticket has no effect.
+writer. Progress, cut, request and answer carry a ticket, so those of an earlier one have no effect.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.core.layout import request_views, views
-from tianflow.core.payloads import Grant, TrajectoryLayout, Version, aligned
+from tianflow.core.payloads import MOST_ROWS, Grant, TrajectoryLayout, Version, aligned
 
 _WORDS = 8  # one cache line a slot, so that two writers never share one
 _PROGRESS_TICKET, _PROGRESS, _CUT_TICKET, _ASKED, _ANSWERED, _LINEAGE, _NUMBER, _SLOTS = range(8)
 
-MOST_ROWS, MOST_PLACES = 2**16, 2**8
-"""A request is one word: ticket, row, and the place of the actor's host."""
+MOST_PLACES = 2**8
+"""A request is one word: ticket, row (below `MOST_ROWS`), and the place of the actor's host."""
 
 
 def arena_nbytes(layout: TrajectoryLayout, slots: int) -> int:

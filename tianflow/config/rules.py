@@ -16,7 +16,7 @@ from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, PPOSettings, Repl
 from tianflow.config.portable import unportable_settings
 from tianflow.core.formatting import number
 from tianflow.core.limits import RateLimits
-from tianflow.core.payloads import credits_ceiling
+from tianflow.core.payloads import MOST_ROWS, credits_ceiling
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import MeasuresDivergence
 
@@ -30,8 +30,6 @@ SCHEDULE_LIMITS = ("max_env_steps", "max_updates", "max_seconds")
 # --------------------------------------------------------------------------------------------------
 
 
-MOST_ROWS = 2**16
-"""Rows that a request to an inference server can name."""
 MOST_DOORBELLS = 248
 """Descriptors that a new process inherits (253 on Linux), less those of slots, weights and link."""
 RESERVED = frozenset({"service.json"})

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 ActionKind = Literal["discrete", "multi_discrete", "box"]
 Autoreset = Literal["next_step", "same_step", "disabled"]
 ALIGNMENT = 64
+MOST_ROWS = 2**16
+"""Rows of a trajectory that a request to an inference server can name."""
 PRIORITY_EPSILON = 1e-6
 """Added to every priority of a trained item (epsilon of PER, arXiv 1511.05952, section 3.3).
 

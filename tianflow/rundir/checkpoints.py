@@ -254,7 +254,7 @@ class CheckpointStore:
 
     def newest_barrier(self, before: Version, every: int) -> Checkpoint | None:
         """The newest whole one whose number is a multiple of ``every`` and at most that of
-        ``before``; None if there is none.
+        ``before``; None without such a checkpoint.
         """
         for path in self._paths():
             version = _version_of(path)

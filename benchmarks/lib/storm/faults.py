@@ -46,8 +46,8 @@ class Injector:
     Args:
         live: the run.
         folder: of requests to hang.
-        clock: wall clock of the run; None if there is none.
-        disk: of the run; None if there is none.
+        clock: wall clock of the run; None: the storm leaves the clock alone.
+        disk: disk of the run; None: the storm leaves the disk alone.
         conditions: receives begins and ends.
         tally: counts faults.
     """

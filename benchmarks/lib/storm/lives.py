@@ -67,7 +67,7 @@ class Stage:
     Attributes:
         runs: directory of runs.
         scratch: directory for logs, requests and the record of the oracle. It never fills.
-        clock: wall clock of the run; None if there is none.
+        clock: wall clock of the run; None: the storm leaves the clock alone.
         disk: file system of ``runs``, if a filler can fill it.
     """
 
