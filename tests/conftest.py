@@ -36,7 +36,7 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 # no deadline: how long an example takes says more of the machine than of the code
 settings.register_profile(
     "tianflow",
-    max_examples=25 * FACTOR,
+    max_examples=12 * FACTOR,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
@@ -75,6 +75,11 @@ def _logging_as_before() -> Iterator[None]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What ``-m "not e2e"`` would leave out is not even imported: everything there is marked so."""
     return True if collection_path == E2E and config.getoption("markexpr") == "not e2e" else None
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more worker than cores: some tests wait, for a process or a time-out."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_finish() -> None:

@@ -65,10 +65,12 @@ def outcomes(tmp_path: Path, **environment: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.e2e
 def test_a_skip_is_only_a_skip_on_a_laptop(tmp_path: Path) -> None:
     assert "1 passed, 4 skipped, 1 xfailed" in outcomes(tmp_path)
 
 
+@pytest.mark.e2e
 def test_a_skip_is_a_failure_where_all_is_required(tmp_path: Path) -> None:
     assert "1 failed, 1 passed, 2 skipped, 1 xfailed, 1 error" in outcomes(
         tmp_path, TIANFLOW_REQUIRE_ALL="1"

@@ -99,6 +99,7 @@ def reasons(output: str, name: str) -> str:
     return "" if found is None else found[1]
 
 
+@pytest.mark.e2e
 def test_the_code_keeps_every_contract(tmp_path: Path) -> None:
     done = lint(copied(tmp_path))
     assert 0 == done.returncode, done.stdout + done.stderr
@@ -109,6 +110,7 @@ def test_every_contract_has_a_violation_here() -> None:
     assert set(CONTRACTS) == set(VIOLATIONS)
 
 
+@pytest.mark.e2e
 def test_a_forbidden_import_breaks_its_contract(tmp_path: Path) -> None:
     folder = copied(tmp_path)
     for violation in VIOLATIONS.values():
@@ -125,6 +127,7 @@ def test_a_forbidden_import_breaks_its_contract(tmp_path: Path) -> None:
     assert [] == unexplained, done.stdout
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("file", "contract"),
     [

@@ -55,6 +55,7 @@ def imported(code: str) -> frozenset[str]:
     return frozenset(done.stdout.rpartition("imported:")[2].split())
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("arguments", "absent"),
     [
@@ -89,6 +90,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
     }
 
 
+@pytest.mark.e2e
 def test_only_what_computes_imports_pytorch() -> None:
     names = [module.name for module in pkgutil.walk_packages(tianflow.__path__, "tianflow.")]
     quick = [

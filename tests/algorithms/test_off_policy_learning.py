@@ -25,6 +25,8 @@ from tianflow.config.off_policy import (
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.interfaces import LearnerBatch
 
+pytestmark = pytest.mark.e2e
+
 torch.set_num_threads(
     1
 )  # a second thread slows tensors of this size down, most of all on a busy machine

@@ -906,6 +906,7 @@ BANDIT = {
 }
 
 
+@pytest.mark.e2e
 @every_algorithm
 @pytest.mark.parametrize("lstm", [0, 8])
 def test_learns_which_of_two_arms_pays_in_which_context(algorithm: str, lstm: int) -> None:

@@ -719,6 +719,7 @@ def test_larger_messages_are_fewer_but_at_least_two() -> None:
         }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("carrier", ["memcpy", "queue"])
 def test_a_carrier_brings_every_message(carrier: str) -> None:
     found = child.run("benchmarks.workers.carriers", carrier, 0.02, 4096, timeout_s=30.0).answer[
@@ -748,6 +749,7 @@ def test_the_consumer_copies_the_producers_messages() -> None:
     assert next(arriving, None) is None
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("what", ["slots", "ones", "cold"])
 def test_trajectories_stream_through_slots(what: str) -> None:
     found = child.run("benchmarks.workers.streaming", what, 0.02, 65536, timeout_s=30.0).answer[
@@ -757,6 +759,7 @@ def test_trajectories_stream_through_slots(what: str) -> None:
     assert min(found.values()) > 0.0
 
 
+@pytest.mark.e2e
 def test_the_last_reader_has_the_weights_after_they_were_published() -> None:
     found = child.run(
         "benchmarks.workers.weight_readers", "spread", 4096, 2, 4, timeout_s=30.0

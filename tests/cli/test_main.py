@@ -390,6 +390,7 @@ class MyEnv(CounterEnv):
 """
 
 
+@pytest.mark.e2e
 def test_a_config_may_name_a_module_of_the_current_directory(
     tmp_path: Path,
 ) -> None:
@@ -449,6 +450,7 @@ def test_a_command_does_not_need_the_standard_streams(
     assert "done" == json.loads((tmp_path / "a" / "summary.json").read_text())["state"]
 
 
+@pytest.mark.e2e
 def test_a_file_as_standard_input_is_refused_with_until_eof(tmp_path: Path) -> None:
     root = ROOT
     environment = {

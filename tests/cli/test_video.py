@@ -66,6 +66,7 @@ def frames(path: Path) -> list[Any]:
         return list(clip.iter_frames())
 
 
+@pytest.mark.e2e
 def test_episodes_of_cartpole_are_recorded_and_do_not_change_the_returns(tmp_path: Path) -> None:
     trained(tmp_path, {"id": "CartPole-v1", "kwargs": {"max_episode_steps": 30}})
     without = json.loads(run(tmp_path, "--episodes", "6", "--json").stdout)
@@ -86,6 +87,7 @@ def test_episodes_of_cartpole_are_recorded_and_do_not_change_the_returns(tmp_pat
         assert video["length"] == video["episode_return"]
 
 
+@pytest.mark.e2e
 def test_a_video_shows_every_step_of_its_episode_and_no_other(tmp_path: Path) -> None:
     trained(tmp_path, {"id": "tests.cli.test_video:Drawn"})
     done = run(
@@ -109,6 +111,7 @@ def test_the_number_of_episodes_limits_the_number_of_videos(tmp_path: Path) -> N
     assert ["a-run-v1-0000000010-episode-0.mp4"] == [path.name for path in tmp_path.glob("*.mp4")]
 
 
+@pytest.mark.e2e
 def test_videos_of_two_runs_have_different_names(tmp_path: Path) -> None:
     for name in ("one", "two"):
         trained(tmp_path / name, {"id": "tests.cli.test_video:Drawn"})

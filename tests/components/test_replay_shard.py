@@ -473,7 +473,7 @@ def test_frequencies_and_weights_do_not_depend_on_the_number_of_shards(count: in
     masses = several.prioritise(uneven)
     items, whole = len(masses), sum(masses.values())
     assert 4 * (2 * T - 1) * N == items
-    seen, draws = dict.fromkeys(masses, 0), 500 * FACTOR
+    seen, draws = dict.fromkeys(masses, 0), 250 * FACTOR
     for _ in range(draws):
         names, weights = several.draw()
         chances = np.array([masses[name] for name in names]) / whole
@@ -495,7 +495,7 @@ def test_uniform_draws_have_weight_one_over_any_number_of_shards(count: int) -> 
     several = Several(count, alpha=None)
     several.fill(3)
     seen: dict[int, int] = {}
-    draws = 300 * FACTOR
+    draws = 150 * FACTOR
     for _ in range(draws):
         names, weights = several.draw()
         np.testing.assert_allclose(1.0, weights, rtol=1e-6)

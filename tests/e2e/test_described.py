@@ -5,7 +5,6 @@ does not: drawn by Schemathesis.
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,11 @@ import pytest
 
 from tests.e2e.harness import run
 from tests.e2e.test_serve import service
+from tests.support.effort import FACTOR
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 pytest.importorskip("schemathesis", reason="schemathesis, of the extra dev, is not installed")
-EXAMPLES = int(os.environ.get("TIANFLOW_EXAMPLES", "2"))
+EXAMPLES = max(2, FACTOR // 2)
 """Drawn for each operation, besides those at the edges of its schema; more of them for a long look.
 """
 REQUESTS_PER_S = 100

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.observability.test_diagnosis import look
-from tests.support.effort import some
+from tests.support.effort import FACTOR, some
 from tests.support.settings import cartpole
 from tianflow.config.model import Config
 from tianflow.core.moments import TIMED
@@ -191,10 +191,11 @@ def advised(seed: int) -> Diagnosis:
 
 
 def test_with_exponential_updates_advice_on_actors_holds_in_nearly_every_run() -> None:
-    """Forty runs of 15 s, each of which misjudges its learner in its own way, and what as many
-    actors as advised really sustain.
+    """Runs of 15 s, forty in CI, each of which misjudges its learner in its own way, and what as
+    many actors as advised really sustain.
     """
-    told = [advised(seed) for seed in range(40)]
+    runs = min(40, 12 * FACTOR)
+    told = [advised(seed) for seed in range(runs)]
     counts = {int(found.suggested["actors.count"]) for found in told}
     true = {count: seen(count, 2, 4, UPDATES_VARY, updates=2000) for count in counts}
     held = near = 0
@@ -207,8 +208,8 @@ def test_with_exponential_updates_advice_on_actors_holds_in_nearly_every_run() -
         near += found.forecast_steps_per_s == pytest.approx(sustained_then, rel=0.2)
         assert f"({low:,.0f} to {high:,.0f}, as times vary)" in found.advice
     assert counts <= {3, 4, 5, 6}
-    assert held >= 38
-    assert near >= 36
+    assert held >= 0.95 * runs
+    assert near >= 0.9 * runs
 
 
 def test_updates_are_remembered_for_a_minute_of_the_same_settings() -> None:

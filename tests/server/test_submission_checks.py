@@ -22,6 +22,8 @@ from tianflow.core.process_table import carries, processes
 from tianflow.server.service import submission_checks
 from tianflow.server.service.submission_checks import CHILDREN, SubmissionChecks
 
+pytestmark = pytest.mark.e2e
+
 MARK = "TIANFLOW_TEST_SUBMISSIONS"
 
 
