@@ -437,7 +437,7 @@ async def test_the_death_of_the_fork_server_ends_its_children_and_the_next_spawn
     forker: HostForker, run_id: str
 ) -> None:
     child, _ = await report_of(forker, "host", FAMILY, b"stay")
-    assert 5 == len(await of_run(run_id))
+    await eventually(lambda: numbers(run_id, 5))
     assert forker.pid is not None
     os.kill(forker.pid, signal.SIGKILL)
     assert -9 == await child.wait()
@@ -511,7 +511,7 @@ async def test_nobody_outlives_the_coordinator(run_id: str, number: int) -> None
         try:
             assert coordinator.stdout is not None
             assert 3 == len(json.loads(await asyncio.to_thread(coordinator.stdout.readline)))
-            assert 6 == len(await of_run(run_id))
+            await eventually(lambda: numbers(run_id, 6))
             coordinator.send_signal(number)
             await asyncio.to_thread(coordinator.wait)
             await eventually(lambda: numbers(run_id, 0), within_s=5.0)
