@@ -378,6 +378,7 @@ CENTRAL = 'actors.inference="central"'
         (['actors.precision="bf16"'], "actors.precision", "servers compute the actions"),
         (["actors.rollout_steps=65537"], "actors.rollout_steps", "room for 65536 rows"),
         (["actors.hosts=248"], "actors.hosts", "248 of them at most"),
+        (["inference.servers=8", "actors.hosts=241"], "actors.hosts", "at most 240"),
         (["inference.servers=0"], "inference.servers", ""),
         (["inference.max_batch=0"], "inference.max_batch", ""),
         (["inference.max_wait_s=-1.0"], "inference.max_wait_s", ""),

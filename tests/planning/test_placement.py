@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.settings import cartpole
 from tianflow.config.loading import load_config
+from tianflow.config.rules import MOST_DOORBELLS
 from tianflow.core.program import LauncherCapabilities
 from tianflow.planning import placement
 
@@ -145,3 +146,11 @@ def test_a_run_without_replay_has_no_shards():
     assert 0 == placement.shard_count(cartpole())
     program = placement.build(cartpole(), PROCESSES)
     assert not [component for component in program.components if component.role == "replay"]
+
+
+def test_hosts_are_as_many_as_there_are_doorbells_at_most(cores):
+    cores(400)
+    assert placement.hosts_wanted(cartpole()) == 399
+    central = cartpole(actors={"inference": "central"}, inference={"servers": 3})
+    assert placement.hosts_wanted(central) == 245
+    assert placement.bells_wanted(central) == MOST_DOORBELLS

@@ -65,3 +65,22 @@ def test_an_impossible_combination_is_refused_before_the_environment_is_made(
     )
     with pytest.raises(ConfigError, match="did you mean 'staleness'"):
         require_valid(bad)
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ("Narrow", "for 2 environments are [2, 1], so no actions of CartPole-v1 follow from them"),
+        ("Forgetful", "its recurrent state after a step for 2 environments is {}"),
+        ("Misfit", "cannot act on the observations of CartPole-v1: RuntimeError: "),
+        ("Unmakeable", "cannot be made for CartPole-v1: KeyError: 'units'"),
+    ],
+)
+def test_an_own_network_that_does_not_fit_is_refused_in_words(network: str, words: str) -> None:
+    (problem,) = validate(config(f"network.name=tests.support.networks:{network}")).problems
+    assert "network.name" == problem.path
+    assert words in problem.message
+
+
+def test_an_own_network_that_fits_is_accepted() -> None:
+    assert () == validate(config("network.name=tests.support.networks:Fitting")).problems

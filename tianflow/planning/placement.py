@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 
 from tianflow.config.model import Config
+from tianflow.config.rules import MOST_DOORBELLS
 from tianflow.core.program import ComponentSpec, HostSpec, LauncherCapabilities, Program
 
 LEARNER = ComponentSpec("learner", "learner")
@@ -108,9 +109,10 @@ def _hosts(
 
 def hosts_wanted(config: Config) -> int:
     """Number of actor hosts on this machine: as the config says, else one for each core that the
-    learner leaves.
+    learner leaves. With central inference, there are no more of them than doorbells.
     """
-    return config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - config.learner.threads)
+    wanted = config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - config.learner.threads)
+    return min(wanted, MOST_DOORBELLS - servers_of(config)) if config.central else wanted
 
 
 def _share(cores: tuple[int, ...], place: int, hosts: int) -> tuple[int, ...]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from tianflow import plugins
 from tianflow.config import rules as config_rules
 from tianflow.config.model import Config
 from tianflow.config.networks import PREVIOUS_ACTION
@@ -54,7 +56,7 @@ def validate_here(config: Config) -> Validation:
     if not problems:
         try:
             spec = _probe(config)
-            problems += _check_against(config, spec)
+            problems += _check_against(config, spec) or _check_own_network(config, spec)
         except ConfigError as error:
             problems += error.problems
     advice = [*config_rules.advice(config), *_clipped_rewards(spec)]
@@ -98,6 +100,25 @@ def _clipped_rewards(spec: EnvironmentSpec | None) -> list[str]:
         "run.target_return are unclipped scores"
     )
     return [sentence]
+
+
+def _check_own_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
+    """Make the policy of a user's own network, which tries one step of it."""
+    from tianflow.config.networks import BUILT_IN
+
+    if config.network.name in BUILT_IN:
+        return []
+    algorithm: Any = plugins.load(
+        "tianflow.algorithms", config.algorithm.name, path="algorithm.name"
+    )
+    try:
+        algorithm.make_policy(config, spec)
+    except ConfigError as error:
+        return list(error.problems)
+    except Exception as error:  # noqa: BLE001 - a boundary: a user's constructor
+        message = f"cannot be made for {spec.id}: {type(error).__name__}: {error}"
+        return [Problem("network.name", config.network.name, message)]
+    return []
 
 
 def _probe(config: Config) -> EnvironmentSpec:

@@ -20,7 +20,7 @@ from tianflow.algorithms.common.divergence import (
     chosen_transitions,
     copy_weights,
 )
-from tianflow.algorithms.common.model import ActorCriticModel
+from tianflow.algorithms.common.model import ActorCriticModel, act_of
 from tianflow.algorithms.common.on_arrays import ActOnArrays
 from tianflow.algorithms.common.parameter_buffer import Adam, require_same_arrays
 from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full_precision
@@ -29,7 +29,7 @@ from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.config.networks import is_image
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
-from tianflow.networks import Network, Output
+from tianflow.networks import Output
 from tianflow.ops.losses import (
     approximate_kl,
     effective_sample_ratio,
@@ -53,7 +53,7 @@ class ActorCriticPolicy:
         self._model = ActorCriticModel(config, spec, device)
         self._model.network.requires_grad_(False)
         self._acting = ActingNetwork(self._model.network, device)
-        self._act = self._act_of(self._acting.network)
+        self._act = act_of(self._acting.network)
         self.table = self._model.buffer.table
         self._arrays = self._arrays_of(spec) if device.type == "cpu" else None
 
@@ -76,7 +76,7 @@ class ActorCriticPolicy:
         float32.
         """
         self._acting.in_bfloat16()
-        self._act, self._arrays = self._act_of(self._acting.network), None
+        self._act, self._arrays = act_of(self._acting.network), None
 
     def on_arrays(self, num_envs: int) -> ActOnArrays | None:
         """`act` on arrays, if that is faster."""
@@ -126,15 +126,6 @@ class ActorCriticPolicy:
 
     def place(self, index: int, count: int) -> None:
         """No effect: all actors explore by sampling."""
-
-    @staticmethod
-    def _act_of(network: nn.Module) -> Callable[[Tree, Tree], tuple[Tensor, Tree]]:
-        act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(
-            network,
-            "act",
-            partial(Network.act, network),  # type: ignore[arg-type]
-        )
-        return act
 
     def _arrays_of(self, spec: EnvironmentSpec) -> ActOnArrays | None:
         offered = getattr(self._model.network, "on_arrays", lambda: None)()

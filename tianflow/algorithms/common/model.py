@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy, deepcopy
+from functools import partial
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tianflow.algorithms.common.normalisers import ObservationNormaliser, RewardNormaliser
 from tianflow.algorithms.common.parameter_buffer import FlatBuffer
 from tianflow.algorithms.common.precision import Forward, in_float32
 from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import Config
-from tianflow.config.networks import state_spec
+from tianflow.config.networks import BUILT_IN, state_spec
 from tianflow.core.payloads import EnvironmentSpec
-from tianflow.networks import Output, make_network
+from tianflow.errors import ConfigError, Problem
+from tianflow.networks import Network, Output, make_network
 from tianflow.ops.distributions import distribution_for
 
 
@@ -46,6 +50,8 @@ class ActorCriticModel:
         self.gradients = self.buffer.gradients
         self.observations.bind(self.buffer.extras)
         self.rewards.bind(self.buffer.extras)
+        if config.network.name not in BUILT_IN:
+            self._require_fit(config.network.name, spec, device)
 
     def evaluate(self, observation: Tree, state: Tree, start: Tensor) -> Output:
         """The network on a sequence of stored observations [T, B, ...]; see `Network.forward`."""
@@ -66,3 +72,49 @@ class ActorCriticModel:
         replica.network = deepcopy(self.network)
         replica.gradients = self.buffer.bind_replica(replica.network)
         return replica
+
+    def _require_fit(self, name: str, spec: EnvironmentSpec, device: torch.device) -> None:
+        """Try one step of a plug-in network, on zeros. Its random numbers are not the run's.
+
+        Raises:
+            ConfigError: it raises, or its output does not fit the action distribution or the
+                declared state.
+        """
+        n, parameters = spec.num_envs, self.distribution.size
+        observation = {
+            leaf.name: torch.from_numpy(np.zeros((n, *leaf.shape), leaf.dtype)).to(device)
+            for leaf in spec.observation
+        }
+        state = {
+            leaf: torch.zeros(n, *shape, device=device) for leaf, shape in self.state_shapes.items()
+        }
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                found, after = act_of(self.network)(self.observations(observation), state)
+                shapes = {leaf: tuple(array.shape) for leaf, array in after.items()}
+        except Exception as error:
+            message = f"cannot act on the observations of {spec.id}"
+            cause = f"{message}: {type(error).__name__}: {error}"
+            raise ConfigError([Problem("network.name", name, cause)]) from error
+        if found.shape != (n, parameters):
+            message = (
+                f"its policy parameters for {n} environments are {list(found.shape)}, so no "
+                f"actions of {spec.id} follow from them"
+            )
+            accepted = f"{[n, parameters]}: distribution_for(spec.action).size is {parameters}"
+            raise ConfigError([Problem("network.name", name, message, accepted)])
+        declared = {leaf: tuple(array.shape) for leaf, array in state.items()}
+        if shapes != declared:
+            message = f"its recurrent state after a step for {n} environments is {shapes}"
+            accepted = f"{declared}, as state_spec declares"
+            raise ConfigError([Problem("network.name", name, message, accepted)])
+
+
+def act_of(network: nn.Module) -> Callable[[Tree, Tree], tuple[Tensor, Tree]]:
+    """The network's `Network.act`, which a module without that base class need not have."""
+    act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(
+        network,
+        "act",
+        partial(Network.act, network),  # type: ignore[arg-type]
+    )
+    return act
