@@ -6,6 +6,8 @@ Everything runs on one thread here: a rollout continues when a batch has answere
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from tianflow import plugins
@@ -26,6 +29,7 @@ from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.core.payloads import Grant, Version
 from tianflow.envs import probe
+from tianflow.ops.exploration import apex_epsilons
 from tianflow.planning.layouts import trajectory_layout
 
 Arrays = dict[str, NDArray[Any]]
@@ -82,6 +86,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "env": {"id": "CartPole-v1"},
         "algorithm": {"name": "dqn", "epsilon_start": 0.3},
     },
+    "apex": {
+        "env": {"id": "CartPole-v1"},
+        "algorithm": {"name": "dqn", "epsilon_base": 0.4, "epsilon_alpha": 7.0},
+    },
     "r2d2": {
         "env": {"id": "CartPole-v1"},
         "algorithm": {"name": "r2d2"},
@@ -92,6 +100,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 STEPS = 15
 """Rows of a trajectory that is compared: three of them are longer than a first episode."""
+COMPARED = int(os.environ.get("TIANFLOW_INFERENCE_STEPS", "45"))
+"""Rows of each actor that are compared; more of them for a long look. 1,000 take four minutes."""
 
 ENDLESS = {"continuous", "sac", "td3"}
 """Episodes of these are longer than what is played here."""
@@ -124,13 +134,14 @@ class Weights:
 
 
 def weight_sets(config: Config, policies: Any) -> list[NDArray[np.uint8]]:
-    """Two sets of weights, as two learners have them at their start."""
-    import torch
-
+    """Two sets of weights: those of two new learners, times three. At its start a policy is so
+    nearly uniform that another observation gives the same log-probabilities.
+    """
     spec, found = probe(config), []
     for seed in (1, 2):
         seeded = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
         learner = policies.make_learner(seeded, spec, torch.device("cpu"))
+        learner.model.buffer.parameters.mul_(3.0)
         if config.env.normalisation.observations:  # the statistics differ, too
             draw = np.random.default_rng(seed)
             seen = {
@@ -242,6 +253,15 @@ def copies(arena: Arena, slot: int) -> Arrays:
     return {name: array.copy() for name, array in arena.views(slot).items()}
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a host: several threads in each of several processes hold each other up."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def stages() -> Iterator[list[Stage]]:
     opened: list[Stage] = []
@@ -259,12 +279,24 @@ def play(stage: Stage, trajectories: int) -> list[list[tuple[RolloutResult, Arra
     return played
 
 
+def trajectories_of(stage: Stage, rows: int = COMPARED) -> int:
+    """Trajectories that have so many ``rows``."""
+    return math.ceil(rows / stage.config.actors.rollout_steps)
+
+
+def compared(kind: str, actors: int) -> int:
+    """Rows in which two runs are compared. The pendulum enlarges the rounding of its actions, so
+    with several actors later rows are compared one by one.
+    """
+    return min(COMPARED, 45) if kind in ENDLESS and actors > 1 else COMPARED
+
+
 @cache
 def played_locally(kind: str, actors: int) -> list[list[tuple[RolloutResult, Arrays]]]:
     """What local inference gives, which does not depend on the number of servers."""
     stage = Stage(kind, actors=actors, servers=0, steps=STEPS)
     try:
-        return play(stage, 3)
+        return play(stage, trajectories_of(stage, compared(kind, actors)))
     finally:
         stage.close()
 
@@ -285,7 +317,7 @@ def test_central_inference_gives_what_local_inference_gives(
 ) -> None:
     local = played_locally(kind, actors)
     stages.append(stage := Stage(kind, actors=actors, servers=servers, steps=STEPS))
-    central = play(stage, 3)
+    central = play(stage, trajectories_of(stage, compared(kind, actors)))
     for ours, theirs in zip(central, local, strict=True):
         for (result, arrays), (expected, wanted) in zip(ours, theirs, strict=True):
             assert result == expected
@@ -293,6 +325,32 @@ def test_central_inference_gives_what_local_inference_gives(
             assert_same(arrays, wanted, exact=actors == 1)
     began = [arrays["start"].any() for played in local[1:] for _, arrays in played]
     assert kind in ENDLESS or any(began)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("kind", sorted(ENDLESS))
+def test_continuous_actions_are_those_that_local_inference_gives_for_the_row(
+    stages: list[Stage], kind: str, servers: int
+) -> None:
+    stages.append(stage := Stage(kind, actors=4, servers=servers, steps=STEPS))
+    policy, sets = stage.weights[0].policy, stage.weights[0].sets
+    for number in range(trajectories_of(stage)):
+        stage.publish(number)
+        for index, (_, arrays) in enumerate(stage.trajectories()):
+            policy.load(sets[number % 2])
+            stage.weights[0].loaded = None
+            noise = stage.slots.arena.request_views(index)["noise"]
+            for t in range(STEPS):
+                observation = {"": torch.from_numpy(arrays["obs/"][t])}
+                alone = policy.act(observation, {}, torch.from_numpy(noise[t].copy()))
+                wanted = {
+                    "action": alone.action,
+                    **policy.record(alone.parameters[None], alone.action[None]),
+                }
+                for name, column in wanted.items():
+                    np.testing.assert_allclose(
+                        arrays[name][t], column.reshape(arrays[name][t].shape), atol=1e-5
+                    )
 
 
 def test_fields_of_requests_are_not_those_of_a_trajectory() -> None:
@@ -304,6 +362,7 @@ def test_fields_of_requests_are_not_those_of_a_trajectory() -> None:
     assert layouts[0].request == ()
     assert {
         "noise",
+        "asked/at",
         "state/h",
         "state/c",
         "action",
@@ -328,6 +387,74 @@ def test_weights_are_loaded_between_two_rows_and_every_row_has_its_own_version(
     # the servers alone loaded the newer versions
     assert [t // 10 for t in range(25)] == slot.arrays["version"].tolist()
     assert Version(0, 0) == result.version
+
+
+def test_every_row_has_the_weights_and_the_normaliser_of_its_version(stages: list[Stage]) -> None:
+    """Weights and statistics change between two batches, so within each trajectory."""
+    stages.append(stage := Stage("normalised", actors=4, servers=2))
+    leased = [stage.lease(index) for index in range(4)]
+    going = [
+        rollout.turns(*lease, 1) for rollout, lease in zip(stage.rollouts, leased, strict=True)
+    ]
+    for number in range(25):
+        stage.publish(number)
+        for turns in going:
+            next(turns)
+        assert 4 == stage.answer()
+    policy, sets = stage.weights[0].policy, stage.weights[0].sets
+    for slot, _ in leased:
+        versions = slot.arrays["version"][:24]  # the last answer was not taken
+        assert list(range(24)) == versions.tolist()
+        for t in range(24):
+            found, other = (
+                log_prob(policy, sets[chosen % 2], slot.arrays, t)
+                for chosen in (versions[t], versions[t] + 1)
+            )
+            np.testing.assert_allclose(slot.arrays["log_prob"][t], found, atol=1e-5)
+            assert not np.allclose(slot.arrays["log_prob"][t], other, atol=1e-3)
+
+
+def log_prob(policy: Any, flat: NDArray[np.uint8], arrays: Any, t: int) -> NDArray[Any]:
+    """Log-probabilities of the actions of row ``t`` with the weights ``flat``."""
+    policy.load(flat)
+    observation = {
+        name.removeprefix("obs/"): torch.from_numpy(array[t].copy())
+        for name, array in arrays.items()
+        if name.startswith("obs/")
+    }
+    parameters = policy.act(observation, {}, None).parameters
+    found: NDArray[Any] = policy.log_prob(parameters, torch.from_numpy(arrays["action"][t])).numpy()
+    return found
+
+
+def test_masks_that_change_each_step_are_those_of_the_row(stages: list[Stage]) -> None:
+    stages.append(stage := Stage("masks", actors=4, servers=2))
+    for played in play(stage, 3):
+        for _, arrays in played:
+            masks, actions, starts = arrays["action_mask"][:-1], arrays["action"], arrays["start"]
+            allowed = np.take_along_axis(masks, actions[..., None], -1)[..., 0]
+            acts = masks.any(-1)  # the last observation of an episode allows nothing
+            assert allowed[acts].all()
+            assert (masks[1:] != masks[:-1]).any(-1)[~starts[1:-1]].all()
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_every_environment_explores_with_the_epsilon_of_its_place_among_all_actors(
+    stages: list[Stage], count: int
+) -> None:
+    """Which no server knows. ``count`` changes while the run continues."""
+    stages.append(stage := Stage("apex", actors=4, servers=2))
+    for rollout in stage.rollouts:
+        rollout._actors = lambda: count
+    played = play(stage, 30)
+    epsilons = apex_epsilons(0, 16, 4 * count, epsilon=0.4, alpha=7.0).reshape(4, 4)
+    for index in range(4):
+        arrays = [trajectory[index][1] for trajectory in played]
+        acted = np.concatenate([found["valid"] for found in arrays])
+        worse = np.concatenate([found["q_taken"] < found["q_max"] for found in arrays])
+        share = (worse & acted).sum(0) / acted.sum(0)
+        # half of the random actions are the best one
+        np.testing.assert_allclose(share, epsilons[index] / 2.0, atol=0.08)
 
 
 def test_a_cut_ends_the_wait_and_the_rest_continues_as_if_nothing_had_been_asked(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from tests.components.test_central_inference import config_of
 from tianflow.channels.arena import ArenaSlot, SlotRequests
@@ -16,6 +17,7 @@ from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import HeapSlots
 from tianflow.components import inference_server
 from tianflow.components.inference_server import Computing, InferenceServer
+from tianflow.core.layout import ASKED_AT
 from tianflow.core.payloads import Grant, Version
 from tianflow.envs import probe
 from tianflow.errors import RunError
@@ -32,12 +34,16 @@ class FakeBatch:
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, int]]] = []
         self.failures, self.error = 0, "it broke"
+        self.weights = ""
+        """Those that are loaded; `loads` has one entry for each batch."""
+        self.loads: list[str] = []
 
     def answer(self, rows: Sequence[tuple[int, int]]) -> int:
         if self.failures:
             self.failures -= 1
             raise RuntimeError(self.error)
         self.batches.append(list(rows))
+        self.loads.append(self.weights)
         return 8 - len(rows)
 
 
@@ -71,10 +77,14 @@ class Place:
             compute=FakeCompute(),  # type: ignore[arg-type]
             make=lambda: pytest.fail("made already"),
         )
-        self.turns = self.server._serve(Computing(self.batch, lambda: self.version))
+        self.turns = self.server._serve(Computing(self.batch, self.load))
         self.wait = next(self.turns)
         self.leased: dict[int, ArenaSlot] = {}
         self.ticket = 0
+
+    def load(self) -> Version:
+        self.batch.weights = str(self.version)
+        return self.version
 
     def ask(self, slot: int, row: int) -> None:
         if row == 0:
@@ -180,6 +190,39 @@ def test_answers_carry_the_version_and_ring_the_host(place: Place) -> None:
     assert place.rings[1]._poll.poll(0)
 
 
+def test_a_row_is_stamped_with_the_weights_that_computed_it(place: Place) -> None:
+    """Each batch has other weights than the one before and the one after."""
+    for number in range(5):
+        place.version = Version(1 + number // 3, number)
+        place.ask(0, 0)
+        place.turn()
+        assert str(place.leased[0].answer_version()) == place.batch.loads[-1]
+        assert str(place.version) == place.batch.loads[-1]
+
+
+def test_the_wait_of_a_request_begins_when_the_actor_asks(place: Place) -> None:
+    """Also while the server computes, and before a server that died was replaced."""
+    place.ask(0, 0)
+    began = place.leased[0].request[ASKED_AT]
+    began -= 7.0  # in place: this actor asked long ago
+    place.turn()
+    found: Any = place.server.statistics()
+    assert 7.0 <= found.distributions["wait_seconds"].total < 8.0
+
+
+def test_a_request_that_waited_through_the_last_batch_does_not_wait_for_others_again(
+    place: Place,
+) -> None:
+    for slot in range(2):
+        place.ask(slot, 0)
+    place.turn()
+    place.ask(0, 1)
+    assert not place.due()
+    asked = place.leased[0].request[ASKED_AT]
+    asked -= 60.0  # inference.max_wait_s
+    assert place.due()
+
+
 def test_requests_batches_loads_and_padding_are_counted(place: Place) -> None:
     for number in range(3):
         place.version = Version(0, number // 2)
@@ -227,6 +270,39 @@ def test_without_memory_on_the_device_batches_become_smaller(place: Place) -> No
     place.server._failed(RuntimeError("CUDA out of memory"))
     assert 1 == place.server._most()
     place.server._failed(ValueError("another reason"))
+    assert 1 == place.server._most()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        MemoryError(),
+    ],
+)
+def test_every_error_that_memory_is_missing_is_known(place: Place, error: Exception) -> None:
+    for slot in range(4):
+        place.ask(slot, 0)
+    assert place.due()
+    place.server._failed(error)
+    assert 2 == place.server._most()
+
+
+def test_batches_grow_again_once_there_is_memory(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference_server, "GROW_AFTER", 3)
+    place.ask(0, 0)
+    assert place.due()
+    place.server._failed(MemoryError())
+    grown = []
+    for _ in range(18):
+        place.ask(0, 0)
+        place.turn()
+        grown.append(place.server._most())
+    assert [1, 1, 2, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32, 64] == grown
+    place.server._failed(MemoryError())
     assert 1 == place.server._most()
 
 

@@ -8,6 +8,8 @@ import asyncio
 import os
 import random
 import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,22 @@ from tests.e2e import harness
 from tests.e2e.harness import LiveRun
 from tests.e2e.test_failures import MANY, random_moment, sound
 from tests.e2e.test_oracle import change, shaken
+from tests.e2e.test_replay import apex
+from tests.e2e.test_replay import kill as replay_kill
+from tests.e2e.test_replay import sound as sound_with_replay
 from tests.support.oracle import oracle_config, until
 from tianflow import api
 from tianflow.coordinator import Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 KILLS = int(os.environ.get("TIANFLOW_KILLS", "3"))
+"""How often each fault happens in one run; more of them for a long look."""
+STOPPED_S = float(os.environ.get("TIANFLOW_STOPPED_S", "7"))
+"""How long a server is stopped that is replaced meanwhile; it is silent after 5 s."""
+FLOW_S = 5.0
+"""From the start of a server to the first steps that it chose."""
+TRAJECTORIES = int(os.environ.get("TIANFLOW_ORACLE_TRAJECTORIES", "500"))
+"""Trajectories of the oracle's shaken run at least; 20,000 for a long look."""
 CENTRAL = {
     "actors__inference": "central",
     "inference__servers": 2,
@@ -32,40 +44,100 @@ CENTRAL = {
 
 
 def servers_are_back(live: LiveRun, before: dict[str, int]) -> None:
-    """Every server is another process than before, and steps flow."""
+    """Every server is another process than before, and steps flow within `FLOW_S`."""
     live.until(
         "the servers are back",
         lambda: all(live.pid(name) not in (None, pid) for name, pid in before.items()),
     )
     live.until("the run is ready", live.ready)
-    live.until_training(more=20)
+    steps = live.metric("run_env_steps")
+    live.until("steps flow", lambda: live.metric("run_env_steps") > steps, within_s=FLOW_S)
 
 
-def test_killed_servers_come_back_and_nothing_else_is_lost(tmp_path: Path) -> None:
+def only_servers_failed(live: LiveRun, hosts: dict[str, int]) -> None:
+    """No trajectory was lost, and each of ``hosts`` is the same process as before."""
+    metrics = sound(live)
+    assert {} == {
+        key: value
+        for key, value in metrics.items()
+        if key[0] == "trajectories_dropped_total" and value and key[1] != "stopped"
+    }
+    assert hosts == {name: live.wait_for_pid(name) for name in hosts}
+
+
+def other_hosts(live: LiveRun) -> dict[str, int]:
+    return {name: live.wait_for_pid(name) for name in ("actors-0", "actors-1", "learner")}
+
+
+SERVERS = ("inference-0", "inference-1")
+PATIENT = CENTRAL | {"balance__straggler_patience": 120.0}
+"""Every server returns within this time, also on a machine that has other things to do."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("names", [SERVERS[:1], SERVERS], ids=["one", "all"])
+def test_lost_servers_come_back_and_nothing_else_is_lost(
+    tmp_path: Path, names: tuple[str, ...], number: signal.Signals
+) -> None:
+    """A server that is stopped is replaced once it is silent, and is continued as a dead one."""
     rng = random.Random(7)
-    with harness.run(tmp_path, **MANY, **CENTRAL) as live:
+    with harness.run(tmp_path, **MANY, **PATIENT) as live:
         live.until_training(more=20)
-        descriptors = live.descriptors()
-        hosts = {name: live.wait_for_pid(name) for name in ("actors-0", "actors-1", "learner")}
-        for number in range(KILLS):
-            names = ["inference-0", "inference-1"][: 1 + number % 2]  # one, or all at once
+        descriptors, hosts = live.descriptors(), other_hosts(live)
+        for _ in range(KILLS if number == signal.SIGKILL else max(1, KILLS // 6)):
             random_moment(rng)
-            before = {name: live.kill(name) for name in names}
+            before = {name: live.kill(name, number) for name in names}
+            reason = live.until("it is not ready", live.why_not_ready)
+            assert any(name in reason for name in names)
+            if number == signal.SIGSTOP:
+                time.sleep(STOPPED_S)  # how long they stand still is the experiment
+                for pid in before.values():
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
             servers_are_back(live, before)
+            live.until_training(more=5)
             sound(live)
-        # a server that is stopped for a moment delays its actors, and one that stays so is replaced
-        harness.stop_and_continue(live, "inference-1", seconds=1.0)
-        live.until_training(more=20)
-        servers_are_back(live, {"inference-0": live.kill("inference-0", signal.SIGSTOP)})
-        metrics = sound(live)
-        assert {} == {
-            key: value
-            for key, value in metrics.items()
-            if key[0] == "trajectories_dropped_total" and value and key[1] != "stopped"
-        }
-        assert hosts == {name: live.wait_for_pid(name) for name in hosts}
-        assert metrics["inference_requests_total", "inference-0"] > 0
+        only_servers_failed(live, hosts)
+        assert live.metric("inference_requests_total", "inference-0") > 0
         live.until("no descriptor is lost", lambda: live.descriptors() <= descriptors)
+
+
+def test_servers_that_are_stopped_for_a_moment_delay_their_actors_only(tmp_path: Path) -> None:
+    rng = random.Random(8)
+    with harness.run(tmp_path, **MANY, **PATIENT) as live:
+        live.until_training(more=20)
+        hosts = other_hosts(live)
+        before = {name: live.wait_for_pid(name) for name in SERVERS}
+        for _ in range(KILLS):
+            random_moment(rng)
+            harness.stop_and_continue(live, rng.choice(SERVERS), seconds=1.0)
+            live.until_training(more=5)
+        only_servers_failed(live, hosts | before)
+        assert 0.0 == live.restarts()
+
+
+@pytest.mark.parametrize("error", ["broke", "no memory"])
+def test_batches_that_fail_are_computed_again_and_nothing_is_lost(
+    tmp_path: Path, error: str
+) -> None:
+    settings = {
+        "algorithm__name": "tests.e2e.troubles:ServerTroublePPO",
+        "algorithm__error": error,
+    }
+    with harness.run(tmp_path, **MANY, **PATIENT, **settings) as live:
+        live.until_training(more=20)
+        descriptors, hosts = live.descriptors(), other_hosts(live)
+        before = {name: live.wait_for_pid(name) for name in SERVERS}
+        live.until(
+            f"{KILLS} batches have failed at each server",
+            lambda: all(live.metric("inference_failures_total", name) > KILLS for name in SERVERS),
+        )
+        live.until_training(more=20)
+        only_servers_failed(live, hosts | before)
+        assert 0.0 == live.restarts()
+        live.until("no descriptor is lost", lambda: live.descriptors() <= descriptors)
+        batch = "largest_batch=1" if error == "no memory" else "largest_batch=64"
+        assert batch in live.stderr
 
 
 def test_readiness_names_the_servers_that_are_missing(tmp_path: Path) -> None:
@@ -119,6 +191,45 @@ def test_a_server_that_is_slower_than_patience_costs_trajectories_only(tmp_path:
         assert 0.0 == live.restarts()
 
 
+def test_replay_is_fed_by_servers_and_both_ledgers_stay_sound(tmp_path: Path) -> None:
+    """Servers record the columns from which first priorities follow, so draws follow them."""
+    with apex(tmp_path, **CENTRAL | {"balance__max_staleness": "unbounded"}) as live:
+        live.until_training(more=20)
+        for name in SERVERS:
+            servers_are_back(live, {name: live.kill(name)})
+            live.until_training(more=20)
+            sound_with_replay(live)
+        replay_kill(live, "replay-0", random.Random(1))
+        metrics = sound_with_replay(live)
+        assert metrics["trajectories_inserted_total",] > 0
+        assert 0.0 == sum(
+            value
+            for key, value in metrics.items()
+            if key[0] == "trajectories_dropped_total" and key[1] not in ("stopped", "died")
+        )
+
+
+def test_a_new_lineage_and_a_resumed_run_are_served(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **MANY, **CENTRAL) as first:
+        first.until_training(more=20)
+        first.until_checkpoint()
+        first.kill("learner")
+        first.until("a new lineage", lambda: 2 == first.status()["versions"]["learner"]["lineage"])
+        first.until_training(more=20)
+        sound(first)
+        assert 130 == first.interrupt()
+        updates = first.result["updates"]
+    with harness.resumed(first) as again:
+        again.until_training(more=20)
+        found = again.status()["versions"]["learner"]
+        assert 3 == found["lineage"]
+        assert updates < found["number"]
+        assert again.metric("inference_requests_total", "inference-1") > 0
+        servers_are_back(again, {"inference-1": again.kill("inference-1")})
+        again.until_training(more=20)
+        sound(again)
+
+
 def test_central_inference_is_exact_over_kills_cuts_and_live_changes(tmp_path: Path) -> None:
     dice = random.Random(3)
     config = oracle_config(
@@ -138,9 +249,17 @@ def test_central_inference_is_exact_over_kills_cuts_and_live_changes(tmp_path: P
         change(run, dice)
         waits = {"inference": {"max_wait_s": dice.choice([0.0, 0.001, 0.01])}}
         run.control.change(waits, source="test")
+        if dice.random() < 0.2:
+            run.control.pause(source="test")
+            asyncio.get_running_loop().call_later(0.3, lambda: run.control.resume(source="test"))
 
-    run = asyncio.run(shaken(tmp_path, config, victims, dice, change_waits))
-    assert 0 == run.exchange.ledger.snapshot().violations
+    run = asyncio.run(
+        shaken(tmp_path, config, victims, dice, change_waits, trajectories=TRAJECTORIES)
+    )
+    ledger = run.exchange.ledger.snapshot()
+    assert 0 == ledger.violations
+    assert ledger.cuts > 0
+    assert ledger.trained >= TRAJECTORIES
 
 
 def test_rows_of_one_trajectory_have_the_versions_of_their_batches(tmp_path: Path) -> None:

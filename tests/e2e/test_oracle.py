@@ -105,22 +105,29 @@ async def shaken(
     victims: Sequence[str],
     dice: random.Random,
     change: Callable[[Run, random.Random], None],
+    *,
+    trajectories: int = 0,
 ) -> Run:
-    """A run of the oracle that is changed three times before each of ``victims`` is killed. Its
-    record in ``folder`` and the ledger agree exactly.
+    """A run of the oracle that is changed three times before each of ``victims`` is killed, again
+    and again until it has trained on so many ``trajectories``. Its record in ``folder`` and the
+    ledger agree exactly.
     """
+    apart = 25 * max(1, trajectories // 2000)
+    killed: list[str] = []
     async with api.open_run(config, runs_dir=folder, http=True) as handle:
         run = handle.run
         witness = Witness(run, lambda: pid_of(run, "learner"))
         await until(run, 5)
         scraper = Scraper(run)
         scraping = asyncio.create_task(scraper.run())
-        for victim in victims:
+        while len(killed) < len(victims) or run.exchange.ledger.snapshot().trained < trajectories:
+            victim = victims[len(killed) % len(victims)]
             for _ in range(3):
-                await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(25))
+                await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(apart))
                 change(run, dice)
             await asyncio.sleep(dice.random() * 0.05)  # the moment of the kill is the experiment
             await kill(run, victim)
+            killed.append(victim)
         await until(run, run.exchange.ledger.snapshot().updates + 50)
         await until_true(run, lambda: scraper.looks > 10 or scraping.done())
         if scraping.done():
@@ -128,7 +135,7 @@ async def shaken(
         scraping.cancel()
         run.lifecycle.end("done", "test")
         await handle.wait()
-        histogram = witness.check(folder / "record", kills=victims.count("learner"))
+        histogram = witness.check(folder / "record", kills=killed.count("learner"))
         assert min(histogram) >= 0
         return run
 

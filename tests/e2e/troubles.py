@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from tests.support.environments import Array, CounterEnv, EnvironmentBrokeError, Info
+from tianflow.algorithms.common.actor_critic import ActorCriticPolicy
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.config.model import Config, PPOSettings
 from tianflow.core.payloads import EnvironmentSpec
@@ -147,6 +148,50 @@ class TroubledPPO(PPO):
         config: Config, spec: EnvironmentSpec, device: torch.device
     ) -> TroubledLearner:
         return TroubledLearner(config, spec, device)
+
+
+class ServerTroubleSettings(PPOSettings):
+    """PPO's, and the errors of inference servers."""
+
+    name: str  # type: ignore[assignment]  # any name that leads to a class of this module
+    every: int = 40
+    """Batches of a server of which the last one fails."""
+    error: Literal["broke", "no memory"] = "broke"
+
+
+class ServerTroublePolicy(ActorCriticPolicy):
+    """Fails in inference servers only."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+        super().__init__(config, spec, device)
+        assert isinstance(config.algorithm, ServerTroubleSettings)
+        self._every, self._error, self._calls = config.algorithm.every, config.algorithm.error, 0
+        self._here = os.environ.get("TIANFLOW_HOST", "").startswith("inference")
+
+    def on_arrays(self, num_envs: int) -> None:
+        return None
+
+    def act(self, *arguments: Any) -> Any:
+        self._calls += 1
+        if self._here and self._calls % self._every == 0:
+            if self._error == "no memory":
+                raise torch.OutOfMemoryError("Tried to allocate 20.00 MiB")
+            raise ValueError("a policy that fails at times")
+        return super().act(*arguments)
+
+
+class ServerTroublePPO(PPO):
+    """The plug-in."""
+
+    settings = ServerTroubleSettings
+
+    @staticmethod
+    def make_policy(
+        config: Config,
+        spec: EnvironmentSpec,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 - it does not change
+    ) -> ServerTroublePolicy:
+        return ServerTroublePolicy(config, spec, device)
 
 
 class SlowToEvaluateEnv(CounterEnv):

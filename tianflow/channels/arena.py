@@ -8,13 +8,14 @@ writer. Progress, cut, request and answer carry a ticket, so those of an earlier
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.core.layout import request_views, views
+from tianflow.core.layout import ASKED_AT, request_views, views
 from tianflow.core.payloads import MOST_ROWS, Grant, TrajectoryLayout, Version, aligned
 
 _WORDS = 8  # one cache line a slot, so that two writers never share one
@@ -128,6 +129,7 @@ class ArenaSlot:
         has been written.
         """
         self._asked = (self._ticket * MOST_ROWS + row) * MOST_PLACES + place
+        self.request[ASKED_AT][...] = time.monotonic()
         self._words[_ASKED] = self._asked
 
     def answered(self) -> bool:
@@ -160,6 +162,12 @@ class SlotRequests:
             (self._index + place * self._servers, request)
             for place, request in zip(found.tolist(), asked[found].tolist(), strict=True)
         ]
+
+    def asked_at(self, slot: int) -> float:
+        """When the open request of ``slot`` was made (`time.monotonic`, which all processes of a
+        machine share).
+        """
+        return float(self._arena.request_views(slot)[ASKED_AT])
 
     def answer(self, slot: int, request: int, version: Version) -> None:
         """The answer to ``request`` is written, computed with ``version``."""

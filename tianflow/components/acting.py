@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from tianflow.components.rows import Row
     from tianflow.interfaces import ArrayStep, Policy, SlotView, Tree
 
+WHOLE = 64
+"""Columns that vector instructions process together, on every machine."""
+
 
 class ActionSelector(Protocol):
     """Selects the actions of a trajectory, row by row, with noise drawn in advance."""
@@ -63,8 +66,8 @@ class TensorActionSelector:
 
     def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         with torch.inference_mode():
-            recorded = self._policy.record(
-                torch.stack(self._parameters[: len(action)]), torch.from_numpy(action)
+            recorded = record(
+                self._policy, torch.stack(self._parameters[: len(action)]), torch.from_numpy(action)
             )
         return {name: column.numpy() for name, column in recorded.items()}
 
@@ -98,6 +101,26 @@ def action_selector(policy: Policy, steps: int, num_envs: int) -> ActionSelector
     return (
         TensorActionSelector(policy) if step is None else ArrayActionSelector(step, steps, num_envs)
     )
+
+
+def record(policy: Policy, parameters: torch.Tensor, action: torch.Tensor) -> Tree:
+    """`Policy.record` of ``parameters`` [T, N, P] and ``action`` [T, N, *stored], on a CPU: {name:
+    [T, N]}.
+
+    The last columns that do not fill a vector instruction are rounded in another way. Padding gives
+    every column the same result, in a trajectory and in a batch of any size.
+    """
+    shape = action.shape[:2]
+    count = shape.numel()
+    columns = [given.reshape(1, count, *given.shape[2:]) for given in (parameters, action)]
+    if missing := -count % WHOLE:
+        columns = [
+            torch.cat((given, given.new_zeros(1, missing, *given.shape[2:])), 1)
+            for given in columns
+        ]
+    return {
+        name: column[0, :count].reshape(shape) for name, column in policy.record(*columns).items()
+    }
 
 
 def zeroed(state: Tree, start: NDArray[np.bool_]) -> Tree:

@@ -15,6 +15,7 @@ import torch
 
 from tianflow.components.inference_batch import MASK, OBSERVATION, STATE, input_rows, named, scatter
 from tianflow.components.requesting import NEXT
+from tianflow.core.layout import ASKED_AT
 from tianflow.logs import logger
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class DeviceBatch:
                 (count, *array.shape[1:]), dtype=torch.from_numpy(array).dtype, pin_memory=True
             )
             for name, array in self._arena.request_views(0).items()
-            if name != "noise" and not name.startswith(STATE)
+            if name not in ("noise", ASKED_AT) and not name.startswith(STATE)
         }
 
     def _captured(self, count: int) -> Callable[[], Tensors]:

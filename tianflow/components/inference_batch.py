@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from tianflow.components.acting import record
 from tianflow.components.requesting import NEXT
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class PolicyBatch:
                 torch.from_numpy(noise),
                 tensors.get(MASK),
             )
-            recorded = self._policy.record(chosen.parameters[None], chosen.action[None])
+            recorded = record(self._policy, chosen.parameters[None], chosen.action[None])
         found = {"action": chosen.action, **{name: leaf[0] for name, leaf in recorded.items()}}
         found |= {f"{NEXT}{name}": leaf for name, leaf in chosen.state.items()}
         return {name: leaf.numpy() for name, leaf in found.items()}

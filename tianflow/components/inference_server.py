@@ -31,6 +31,12 @@ MOST_FAILURES = 10
 """After more failed batches in a row the run ends: no restart would help."""
 BACKOFF_S = 0.01
 """After a failed batch; it doubles with each further one."""
+OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "MemoryError", "can't allocate memory")
+"""What errors say when a device has no memory, which may be for a moment only."""
+GROW_AFTER = 200
+"""Batches in a row after which a batch that the device's memory has limited may be twice as large
+again: another process may have used the memory.
+"""
 
 log = logger("inference")
 
@@ -82,10 +88,10 @@ class InferenceServer:
         self._settings, self._compute, self._make = settings, compute, make
         self._open: list[tuple[int, int]] = []
         self._since: dict[int, float] = {}
-        """When each open request was first seen."""
+        """When each open request was made."""
         self._expected: dict[int, float] = {}
         """Slots whose trajectory goes on, with the time of the last answer."""
-        self._failures, self._limit = 0, 0
+        self._failures, self._limit, self._since_limit = 0, 0, 0
         self._version: Version | None = None
         self._clock = StateClock()
         self._counters = {"requests": 0.0, "padding": 0.0, "weight_loads": 0.0, "failures": 0.0}
@@ -137,7 +143,7 @@ class InferenceServer:
                 self._failed(error)
                 yield Wait(self._stopping, time.monotonic() + BACKOFF_S * 2**self._failures)
             else:
-                self._failures = 0
+                self._succeeded()
             self._clock.enter("waiting:requests")
 
     def _stopping(self) -> bool:
@@ -149,7 +155,7 @@ class InferenceServer:
         """
         settings, now = self._settings.value.config.inference, time.monotonic()
         self._open = self._requests.open()
-        self._since = {request: self._since.get(request, now) for _, request in self._open}
+        self._since = {request: self._requests.asked_at(slot) for slot, request in self._open}
         wait.until = None
         if not self._open:
             return self._stopping()
@@ -194,6 +200,16 @@ class InferenceServer:
         self._batches.add(len(chosen))
         self._seconds.add(ended - began)
 
+    def _succeeded(self) -> None:
+        self._failures = 0
+        if not self._limit:
+            return
+        self._since_limit += 1
+        if self._since_limit >= GROW_AFTER:
+            self._limit, self._since_limit = 2 * self._limit, 0
+            if self._limit >= self._settings.value.config.inference.max_batch:
+                self._limit = 0
+
     def _failed(self, error: Exception) -> None:
         """Count a failed batch. Its requests are still open, and are computed again.
 
@@ -207,8 +223,8 @@ class InferenceServer:
             raise RunError(
                 self.name, f"{self._failures} batches in a row failed, the last one with {text}"
             ) from error
-        if "out of memory" in text:
-            self._limit = max(1, min(len(self._open), self._most()) // 2)
+        if any(words in text for words in OUT_OF_MEMORY):
+            self._limit, self._since_limit = max(1, min(len(self._open), self._most()) // 2), 0
         log.warning(
             "a batch failed",
             component=self.name,

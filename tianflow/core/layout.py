@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from tianflow.core.payloads import EnvironmentSpec, Field, TrajectoryLayout, aligned
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
+ASKED_AT = "asked/at"
+"""Field of a request: its time."""
 
 
 def _shapes(
@@ -106,6 +108,7 @@ def _request_shapes(
     n = spec.num_envs
     return {
         "noise": (noise, "float32"),
+        ASKED_AT: ((), "float64"),
         **{f"state/{name}": ((n, *shape), "float32") for name, shape in state.items()},
         "action": ((n, *spec.action.stored_shape), spec.action.stored_dtype),
         **dict.fromkeys(recorded, ((n,), "float32")),

@@ -202,8 +202,9 @@ class TrajectoryLayout:
     the fields. Neither the learner nor replay reads them.
 
     From the actor: ``noise`` [T, N, K] float32, of all rows; ``state/<leaf>`` [N, *leaf] float32,
-    before the row. From the server: ``action`` [N, *stored]; the recorded fields, [N] float32 each;
-    ``next_state/<leaf>`` [N, *leaf] float32, after the row.
+    before the row; ``asked/at`` float64, the time of the request in monotonic seconds. From the
+    server: ``action`` [N, *stored]; the recorded fields, [N] float32 each; ``next_state/<leaf>``
+    [N, *leaf] float32, after the row.
     """
 
     def field(self, name: str) -> Field:
