@@ -29,6 +29,7 @@ NAMES = (
     "readers",
     "replay",
     "forecast",
+    "inference",
 )
 LONG = ("stalled", "storm", "pong_gpu", "peers_cartpole", "peers_pong")
 """Benchmarks that run only when they are named. They take half an hour, or need a GPU, or need the

@@ -13,14 +13,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
-from pydantic import PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from tianflow.algorithms.common.actor_critic import ActorCriticPolicy
-from tianflow.algorithms.common.update import never_stop
+from tianflow.algorithms.common.on_arrays import ActOnArrays
+from tianflow.algorithms.common.update import Tree, never_stop
 from tianflow.algorithms.impala import ImpalaLearner
 from tianflow.config.model import Config, ImpalaSettings
 from tianflow.core.payloads import EnvironmentSpec
-from tianflow.interfaces import LearnerBatch, StepResult
+from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
 
 SPIN_S = 1.5e-4
 """Delay with which a sleeping thread wakes up. The last part of a wait is spent awake."""
@@ -76,6 +77,34 @@ class PacedImpalaSettings(ImpalaSettings):
     name: Literal["benchmarks.lib.paced:PacedImpala"] = "benchmarks.lib.paced:PacedImpala"
     update_seconds: PositiveFloat = 0.04
     varies: bool = False
+    act_seconds: NonNegativeFloat = 0.0
+    """Least duration of a batch of actions, whatever its size, as on a device far away."""
+
+
+class PacedPolicy(ActorCriticPolicy):
+    """IMPALA's policy, which takes at least ``act_seconds`` to choose actions."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
+        super().__init__(config, spec)
+        assert isinstance(config.algorithm, PacedImpalaSettings)
+        self._seconds = config.algorithm.act_seconds
+
+    def on_arrays(self, num_envs: int) -> ActOnArrays | None:
+        """Offer arrays only at full speed, because `act` sleeps."""
+        return None if self._seconds else super().on_arrays(num_envs)
+
+    def act(
+        self,
+        observation: Tree,
+        state: Tree,
+        noise: torch.Tensor | None,
+        mask: torch.Tensor | None = None,
+    ) -> ActorStep:
+        """Choose actions as IMPALA does, and return when they are due."""
+        due = time.monotonic() + self._seconds
+        chosen = super().act(observation, state, noise, mask)
+        rest_until(due)
+        return chosen
 
 
 class PacedImpalaLearner(ImpalaLearner):
@@ -104,9 +133,9 @@ class PacedImpala:
     settings = PacedImpalaSettings
 
     @staticmethod
-    def make_policy(config: Config, spec: EnvironmentSpec) -> ActorCriticPolicy:
-        """Make IMPALA's policy."""
-        return ActorCriticPolicy(config, spec)
+    def make_policy(config: Config, spec: EnvironmentSpec) -> PacedPolicy:
+        """Make the actor's half."""
+        return PacedPolicy(config, spec)
 
     @staticmethod
     def make_learner(

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,8 @@ UNITS = {
     "actors_wait": "of the time",
     "batch_requests": "requests, mean",
     "batch_seconds": "s, mean",
-    "wait_p99": "s at most, from request to answer",
+    "batch_p99": "s",
+    "wait_p99": "s, from request to answer",
     "cores_learner": "cores",
     "cores_actors": "cores",
     "cores_inference": "cores",
@@ -120,35 +121,40 @@ def inference_between(before: RunStatistics, after: RunStatistics) -> Values:
     servers = [component for component in after.components if component.role == "inference"]
     if not servers:
         return {}
-    counts: Counter[float] = Counter()
+    counts: dict[str, Counter[float]] = {"wait_seconds": Counter(), "compute_seconds": Counter()}
     requests = batches = computing = 0.0
     for server in servers:
         earlier = old.get(server.name, server)
         for name in ("batch_rows", "compute_seconds", "wait_seconds"):
             new, last = server.distributions[name], earlier.distributions[name]
-            if name == "wait_seconds":
-                edges = (*new.edges, float("inf"))
-                for edge, many, few in zip(edges, new.counts, last.counts, strict=True):
-                    counts[edge] += many - few
-            elif name == "batch_rows":
+            if name == "batch_rows":
                 requests += new.total - last.total
                 batches += new.count - last.count
-            else:
+                continue
+            edges = (*new.edges, float("inf"))
+            for edge, many, few in zip(edges, new.counts, last.counts, strict=True):
+                counts[name][edge] += many - few
+            if name == "compute_seconds":
                 computing += new.total - last.total
     return {
         "batch_requests": requests / batches if batches else None,
         "batch_seconds": computing / batches if batches else None,
-        "wait_p99": _at_most(counts, 0.99),
+        "batch_p99": quantile(counts["compute_seconds"], 0.99),
+        "wait_p99": quantile(counts["wait_seconds"], 0.99),
     }
 
 
-def _at_most(counts: Counter[float], part: float) -> float | None:
-    """Return the smallest edge that ``part`` of all values do not exceed."""
-    seen, total = 0.0, counts.total()
+def quantile(counts: Mapping[float, float], part: float) -> float | None:
+    """Return the value that ``part`` of all values do not exceed. ``counts`` holds the number of
+    values up to each edge and above the edge before. Between two edges it interpolates, as
+    Prometheus does.
+    """
+    wanted, seen, below = part * sum(counts.values()), 0.0, 0.0
     for edge in sorted(counts):
-        seen += counts[edge]
-        if total and seen >= part * total:
-            return edge
+        if counts[edge] and seen + counts[edge] >= wanted:
+            inside = (wanted - seen) / counts[edge]
+            return below if edge == float("inf") else below + inside * (edge - below)
+        seen, below = seen + counts[edge], edge
     return None
 
 

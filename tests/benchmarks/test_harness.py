@@ -40,6 +40,7 @@ from benchmarks.suites import (
     freshness,
     idle,
     impala_cartpole,
+    inference,
     learner,
     many_actors,
     peers_cartpole,
@@ -542,6 +543,7 @@ MADE = [
         readers,
         replay,
         forecast,
+        inference,
         peers_cartpole,
         peers_pong,
     ),
@@ -582,6 +584,27 @@ def test_many_actors_are_compared_with_each_other_count() -> None:
     }
     made = many_actors.make(Plan(quick=True, rounds=1, scratch=Path()))
     assert [0.8, 1.5] == [ratio.of(values) for ratio in made.ratios]
+
+
+def test_quantiles_lie_between_the_edges_of_a_histogram() -> None:
+    counts = {0.1: 90.0, 0.2: 8.0, 0.4: 2.0, float("inf"): 0.0}
+    assert 0.1 == training.quantile(counts, 0.9)
+    assert pytest.approx(0.15) == training.quantile(counts, 0.94)
+    assert pytest.approx(0.3) == training.quantile(counts, 0.99)
+    assert 0.4 == training.quantile({0.4: 0.0, float("inf"): 3.0}, 0.5)
+    assert training.quantile({0.1: 0.0}, 0.5) is None
+
+
+def test_the_limit_of_a_request_is_its_wait_and_two_batches() -> None:
+    values: Any = {inference.MANY: {"batch_p99": 0.002, "wait_p99": 0.004}}
+    assert pytest.approx(1.25) == inference.latency(inference.MANY)(values)
+
+
+def test_actors_are_idled_by_no_bound_where_inference_is_measured() -> None:
+    for case in inference.cases(3).values():
+        config = load_config(training.CONFIGS / case.config, case.overrides)
+        assert config.bound is not None
+        assert config.bound * config.algorithm.batch_trajectories >= config.actors.count
 
 
 def test_actors_are_faster_than_the_learner_where_freshness_is_measured() -> None:

@@ -141,6 +141,7 @@ KINDS: dict[str, dict[str, Mapping[str, object]]] = {
         "run": {"max_env_steps": 1_000_000},
     },
 }
+KINDS["central, lstm, normalised"] = {**KINDS["lstm, normalised"], **CENTRAL}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ KINDS: dict[str, dict[str, Mapping[str, object]]] = {
     [
         *((kind, "inline") for kind in KINDS),
         pytest.param("lstm, normalised", "processes", marks=E2E),
+        pytest.param("central, lstm, normalised", "processes", marks=E2E),
     ],
 )
 def test_an_interrupted_and_resumed_deterministic_run_equals_one_that_went_through(

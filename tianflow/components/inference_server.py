@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tianflow.channels.arena import place_of, row_of
 from tianflow.components.turns import Turns, Wait
 from tianflow.core.statistics import (
+    LATENCY_BUCKETS,
     ROWS_BUCKETS,
     ComponentStatistics,
     HistogramBuilder,
@@ -96,7 +97,8 @@ class InferenceServer:
         self._clock = StateClock()
         self._counters = {"requests": 0.0, "padding": 0.0, "weight_loads": 0.0, "failures": 0.0}
         self._batches = HistogramBuilder(ROWS_BUCKETS)
-        self._waits, self._seconds = HistogramBuilder(), HistogramBuilder()
+        self._waits = HistogramBuilder(LATENCY_BUCKETS)
+        self._seconds = HistogramBuilder(LATENCY_BUCKETS)
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run until cancelled."""

@@ -35,6 +35,12 @@ SECONDS_BUCKETS = (
     30.0,
     60.0,
 )
+LATENCY_BUCKETS = tuple(
+    round(step * 10.0**power, 7)
+    for power in (-4, -3, -2, -1, 0)
+    for step in (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+)
+"""For short times of which quantiles are compared, 100 us to 7 s."""
 ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """For numbers of requests in a batch."""
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384, 65536)
