@@ -1,18 +1,20 @@
 """The oracle with updates that all take the same time, as those of most learners do:
-``tests.e2e.steady:SteadyOracle``.
+``tests.e2e.steady:SteadyOracle``. With inference that takes time, too: ``ServedOracle``.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from tests.support.oracle import Oracle, OracleLearner, OracleSettings
+from tests.support.oracle import Oracle, OracleLearner, OraclePolicy, OracleSettings
 from tianflow.config.model import Config
-from tianflow.core.payloads import EnvironmentSpec
-from tianflow.interfaces import LearnerBatch, StepResult
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec
+from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
 
 
 class SteadyLearner(OracleLearner):
@@ -36,3 +38,36 @@ class SteadyOracle(Oracle):
     def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> SteadyLearner:
         assert isinstance(config.algorithm, OracleSettings)
         return SteadyLearner(config.algorithm)
+
+
+class ServedSettings(OracleSettings):
+    """The oracle's, and the time that inference takes."""
+
+    act_s: float = 0.0
+    """Seconds for each environment of a batch."""
+    slow: str = ""
+    """Once this file exists, inference takes four times as long."""
+
+
+class ServedPolicy(OraclePolicy):
+    """Takes its time for each environment, as a network on a busy device does."""
+
+    def __init__(self, config: Config, action: ActionSpec) -> None:
+        super().__init__(config, action)
+        assert isinstance(config.algorithm, ServedSettings)
+        self._act_s, self._slow = config.algorithm.act_s, Path(config.algorithm.slow)
+
+    def act(self, observation: Any, *others: Any) -> ActorStep:
+        count = len(next(iter(observation.values())))
+        time.sleep(count * self._act_s * (4.0 if self._slow.exists() else 1.0))
+        return super().act(observation, *others)
+
+
+class ServedOracle(SteadyOracle):
+    """What ``algorithm.name`` names."""
+
+    settings = ServedSettings
+
+    @staticmethod
+    def make_policy(config: Config, spec: EnvironmentSpec) -> ServedPolicy:
+        return ServedPolicy(config, spec.action)

@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from tests.e2e.harness import LiveRun, run
 from tests.e2e.test_live import tianflow
+from tianflow.observability.diagnosis import WINDOW_S
 from tianflow.rundir.history import NAME, read_rows
 
 log = logging.getLogger(__name__)
@@ -154,6 +156,67 @@ def test_a_bound_that_is_too_tight_for_the_actors_is_named(live: LiveRun) -> Non
     told = named(live, "balance-bound")
     assert 2 == told["suggested"]["balance.max_staleness"]
     assert "4 actors are more than max_staleness * B = 0 * 2" in told["advice"]
+
+
+def served(folder: Path, name: str, *, servers: int, slow: Path) -> AbstractContextManager[LiveRun]:
+    """16 actors on two hosts, whose environments take 5 ms a step. A server needs 1 ms for a
+    request, so one of them is enough for 400 steps a second.
+    """
+    config = folder / f"{name}.toml"
+    config.write_text(
+        "[env]\nid = 'tests.support.oracle:EchoEnv'\n"
+        "[algorithm]\nname = 'tests.e2e.steady:ServedOracle'\n"
+    )
+    settings: dict[str, object] = {
+        "env__id": "tests.support.oracle:EchoEnv",
+        "env__kwargs": {"seconds": 0.005, "jitter": False},
+        "env__num_envs": 1,
+        "algorithm__epochs": None,
+        "algorithm__minibatch_size": None,
+        "algorithm__record": str(folder / f"{name}.record"),
+        "algorithm__update_s": 0.01,
+        "algorithm__batch_trajectories": 2,
+        "algorithm__act_s": 0.001,
+        "algorithm__slow": str(slow),
+        "actors__count": 16,
+        "actors__hosts": 2,
+        "actors__inference": "central",
+        "actors__rollout_steps": 16,
+        "inference__servers": servers,
+        "inference__device": "cpu",
+        "balance__max_staleness": 32,
+        "evaluation__episodes": 1,
+        "evaluation__num_envs": 1,
+    }
+    return run(folder / name, str(config), **settings)
+
+
+def test_a_server_that_becomes_slow_is_named_and_the_forecast_of_the_advice_comes_true(
+    tmp_path: Path,
+) -> None:
+    slow = tmp_path / "slow"
+    with served(tmp_path, "one", servers=1, slow=slow) as live:
+        live.until_training(more=20)
+        assert "inference-bound" != named(live, "sampling-bound")["verdict"]
+        began = time.time()
+        slow.touch()
+        told = named(live, "inference-bound", since=began, held_s=WINDOW_S)
+        assert {"inference.servers"} == set(told["suggested"])
+        servers = int(told["suggested"]["inference.servers"])
+        assert 2 <= servers <= 3
+        assert told["forecast_steps_per_s"] > 1.25 * told["steps_per_s"]
+    with served(tmp_path, "more", servers=servers, slow=slow) as live:
+        live.until_training(more=20)
+        found = live.until(
+            "the window has no start in it",
+            lambda: (
+                told_now
+                if (told_now := diagnosis(live)).get("window_s", 0.0) >= 5.0
+                and told_now["for_s"] >= WINDOW_S
+                else {}
+            ),
+        )
+        assert found["steps_per_s"] == pytest.approx(told["forecast_steps_per_s"], rel=0.2)
 
 
 def test_a_hung_environment_is_named_with_its_actor(tmp_path: Path) -> None:

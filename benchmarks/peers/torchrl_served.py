@@ -1,0 +1,204 @@
+"""Peer script: TorchRL's ``AsyncBatchedCollector`` with an inference server in a process of its own,
+Pong for its rate.
+
+TorchRL publishes no settings for Pong with this collector, so it gets the fast configuration of the
+collector's documentation: one process for each environment, messages of 64 steps. The job is that
+of ``benchmarks/configs/pong_impala.toml``: 84 x 84 x 4, frame skip 4, Nature CNN, one pass over
+each step. ``learner=none`` collects without learning. ``envs=N`` sets the number of environments.
+
+``python -m benchmarks.peers.torchrl_served pong ...``, with an interpreter that has torchrl. The
+clock starts with the request of the first batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.peers.common import Progress, Reporter, Task, read_task
+
+SETTINGS: dict[str, Any] = {
+    "n_envs": 8,
+    "frames_per_batch": 512,
+    "chunk": 64,
+    "gae_lambda": 1.0,
+    "gamma": 0.99,
+    "entropy": 0.01,
+    "value": 0.5,
+    "max_norm": 0.5,
+    "clip": 0.1,
+    "learning_rate": 6e-4,
+    "server_timeout": 0.001,
+}
+"""A batch is one minibatch and is used once."""
+ACTIONS = 6
+
+
+def make_environment(seed: int) -> Any:
+    """Make one environment: Pong with the usual wrappers."""
+    import ale_py
+    import cv2
+    import gymnasium
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+    from torchrl.envs import Compose, GymWrapper, RewardSum, TransformedEnv
+
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    gymnasium.register_envs(ale_py)
+    game = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0)
+    stacked = FrameStackObservation(AtariPreprocessing(game), 4)
+    made = TransformedEnv(
+        GymWrapper(stacked, categorical_action_encoding=True), Compose(RewardSum())
+    )
+    made.set_seed(seed)
+    return made
+
+
+class Nature(nn.Module):
+    """The Nature CNN, from bytes [..., 4, 84, 84]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU()),
+            *(nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU()),
+        )
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return features [..., 512]."""
+        lead = observation.shape[:-3]
+        found: torch.Tensor = self.layers(observation.reshape(-1, 4, 84, 84).float() / 255.0)
+        return found.reshape(*lead, 512)
+
+
+def make_model() -> tuple[Any, Any, Any]:
+    """Return the actor, the critic, and the actor with a value, which share the network."""
+    from tensordict.nn import TensorDictModule
+    from torch.distributions import Categorical
+    from torchrl.modules import ActorValueOperator, ProbabilisticActor, ValueOperator
+
+    common = TensorDictModule(Nature(), ["observation"], ["features"])
+    head = TensorDictModule(nn.Linear(512, ACTIONS), ["features"], ["logits"])
+    actor = ProbabilisticActor(
+        head, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True
+    )
+    both = ActorValueOperator(common, actor, ValueOperator(nn.Linear(512, 1), ["features"]))
+    return both.get_policy_operator(), both.get_value_operator(), both
+
+
+def make_policy() -> Any:
+    """Make the server's policy, which answers with nothing but what the learner needs. It runs in
+    the server's process.
+    """
+    torch.set_num_threads(1)
+    return make_model()[0].select_out_keys("action", "action_log_prob")
+
+
+def make_collector(seed: int, count: int) -> Any:
+    """Make a collector whose environments reach the server's process directly.
+
+    Raises:
+        RuntimeError: the collector serves the policy in another way.
+    """
+    from torchrl.collectors import AsyncBatchedCollector
+    from torchrl.modules.inference_server import InferenceServerConfig
+
+    made = AsyncBatchedCollector(
+        [functools.partial(make_environment, 1000 * seed + index) for index in range(count)],
+        policy_factory=make_policy,
+        frames_per_batch=SETTINGS["frames_per_batch"],
+        env_backend="multiprocessing",
+        transport="auto",
+        transition_chunk_size=SETTINGS["chunk"],
+        server_config=InferenceServerConfig(
+            max_batch_size=count, min_batch_size=1, timeout=SETTINGS["server_timeout"]
+        ),
+    )
+    if made.server_backend != "process":
+        made.shutdown()
+        raise RuntimeError(f"the policy is served from a {made.server_backend}, not from a process")
+    return made
+
+
+class Learner:
+    """One gradient step of PPO for each batch."""
+
+    def __init__(self) -> None:
+        from torchrl.objectives import ClipPPOLoss
+        from torchrl.objectives.value import GAE
+
+        self.policy, critic, _ = make_model()
+        self._objective = ClipPPOLoss(
+            self.policy,
+            critic,
+            clip_epsilon=SETTINGS["clip"],
+            entropy_coeff=SETTINGS["entropy"],
+            critic_coeff=SETTINGS["value"],
+            normalize_advantage=True,
+        )
+        self._advantage = GAE(
+            gamma=SETTINGS["gamma"], lmbda=SETTINGS["gae_lambda"], value_network=critic
+        )
+        self._optimiser = torch.optim.Adam(
+            self._objective.parameters(), lr=SETTINGS["learning_rate"], eps=1e-5
+        )
+
+    def step(self, batch: Any) -> None:
+        """Update with ``batch``, whose rows are chunks of consecutive steps."""
+        chunks = batch.reshape(-1, SETTINGS["chunk"])
+        with torch.no_grad():
+            self._advantage(chunks)
+        losses = self._objective(chunks.reshape(-1))
+        self._optimiser.zero_grad()
+        sum(value for name, value in losses.items() if name.startswith("loss_")).backward()
+        nn.utils.clip_grad_norm_(self._objective.parameters(), SETTINGS["max_norm"])
+        self._optimiser.step()
+
+
+def train(task: Task, progress: Progress, count: int) -> None:
+    """Collect, and train unless ``learner=none``, until ``progress`` ends it."""
+    learner = None if task.options.get("learner") == "none" else Learner()
+    collector = make_collector(task.seed, count)
+    try:
+        if learner is not None:
+            collector.update_policy_weights_(learner.policy)
+        progress.start()
+        steps = 0
+        for batch in collector:
+            steps += batch.numel()
+            over = batch["next", "done"].squeeze(-1)
+            if progress.observe(steps, batch["next", "episode_reward"].squeeze(-1)[over].tolist()):
+                break
+            if learner is not None:
+                learner.step(batch)
+                collector.update_policy_weights_(learner.policy)
+    finally:
+        collector.shutdown()
+
+
+def main() -> None:
+    """Train, and report the result."""
+    task = read_task(__doc__, envs=("pong",))
+    reporter = Reporter()
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(task.seed)
+    torch.set_num_threads(1)
+    progress = Progress(task)
+    count = int(task.options.get("envs", SETTINGS["n_envs"]))
+    train(task, progress, count)
+    reporter.report(
+        task,
+        progress,
+        peer="TorchRL AsyncBatchedCollector",
+        clock_starts="the request of the first batch",
+        settings=SETTINGS | {"n_envs": count},
+        packages=("torchrl", "tensordict", "torch", "gymnasium", "ale-py", "numpy"),
+    )
+
+
+if __name__ == "__main__":
+    main()
