@@ -32,7 +32,7 @@ MOST_FAILURES = 10
 """After more failed batches in a row the run ends: no restart would help."""
 BACKOFF_S = 0.01
 """After a failed batch; it doubles with each further one."""
-OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "MemoryError", "can't allocate memory")
+OUT_OF_MEMORY = ("out of memory", "MemoryError", "can't allocate memory")
 """What errors say when a device has no memory, which may be for a moment only."""
 GROW_AFTER = 200
 """Batches in a row after which a batch that the device's memory has limited may be twice as large
