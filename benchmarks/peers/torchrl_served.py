@@ -1,4 +1,4 @@
-"""Peer script: TorchRL's ``AsyncBatchedCollector``, whose inference server has a process of its own,
+"""Peer script: TorchRL's ``AsyncBatchedCollector`` with an inference server in its own process,
 Pong for its rate.
 
 TorchRL publishes no settings for Pong with this collector, so it gets the fast configuration of the
