@@ -7,7 +7,7 @@ of ``benchmarks/configs/pong_impala.toml``: 84 x 84 x 4, frame skip 4, Nature CN
 each step. ``learner=none`` collects without learning. ``envs=N`` sets the number of environments.
 
 ``python -m benchmarks.peers.torchrl_served pong ...``, with an interpreter that has torchrl. The
-clock starts with the request of the first batch.
+clock starts with the first batch, which is not counted.
 """
 
 from __future__ import annotations
@@ -166,9 +166,11 @@ def train(task: Task, progress: Progress, count: int) -> None:
     try:
         if learner is not None:
             collector.update_policy_weights_(learner.policy)
-        progress.start()
         steps = 0
-        for batch in collector:
+        for number, batch in enumerate(collector):
+            if number == 0:  # processes start while it is collected
+                progress.start()
+                continue
             steps += batch.numel()
             over = batch["next", "done"].squeeze(-1)
             if progress.observe(steps, batch["next", "episode_reward"].squeeze(-1)[over].tolist()):
@@ -194,7 +196,7 @@ def main() -> None:
         task,
         progress,
         peer="TorchRL AsyncBatchedCollector",
-        clock_starts="the request of the first batch",
+        clock_starts="the first batch, when all processes work",
         settings=SETTINGS | {"n_envs": count},
         packages=("torchrl", "tensordict", "torch", "gymnasium", "ale-py", "numpy"),
     )
