@@ -118,7 +118,7 @@ PEERS = {
         Peer(
             "torchrl",
             "torchrl",
-            ("torchrl==0.14.1", "tensordict==0.14.3", "numpy==2.4.6", "gymnasium==1.4.0"),
+            ("torchrl==0.14.1", "tensordict==0.14.3", *NEW, "opencv-python-headless==4.13.0.92"),
         ),
     )
 }
