@@ -5,6 +5,7 @@ A selector calls the policy with tensors, or with NumPy arrays if the policy sup
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tianflow.interfaces import ArrayStep, Policy, SlotView, Tree
 
 WHOLE = 64
-"""Columns that vector instructions process together, on every machine."""
+"""Values that fill vector instructions, on every machine."""
 
 
 class ActionSelector(Protocol):
@@ -103,23 +104,25 @@ def action_selector(policy: Policy, steps: int, num_envs: int) -> ActionSelector
     )
 
 
-def record(policy: Policy, parameters: torch.Tensor, action: torch.Tensor) -> Tree:
+def record(
+    policy: Policy, parameters: torch.Tensor, action: torch.Tensor, *, axis: int = 0
+) -> Tree:
     """`Policy.record` of ``parameters`` [T, N, P] and ``action`` [T, N, *stored], on a CPU: {name:
     [T, N]}.
 
-    The last columns that do not fill a vector instruction are rounded in another way. Padding gives
-    every column the same result, in a trajectory and in a batch of any size.
+    The last values that do not fill a vector instruction are rounded in another way. Padding along
+    ``axis`` gives every value the same result, in a trajectory and in a batch of any size.
     """
-    shape = action.shape[:2]
-    count = shape.numel()
-    columns = [given.reshape(1, count, *given.shape[2:]) for given in (parameters, action)]
-    if missing := -count % WHOLE:
-        columns = [
-            torch.cat((given, given.new_zeros(1, missing, *given.shape[2:])), 1)
-            for given in columns
-        ]
+    rows, columns = action.shape[:2]
+    missing = -(rows, columns)[axis] % (WHOLE // math.gcd(WHOLE, (columns, rows)[axis]))
+    if missing:
+        added = (rows, missing) if axis else (missing, columns)
+        parameters, action = (
+            torch.cat((given, given.new_zeros(*added, *given.shape[2:])), axis)
+            for given in (parameters, action)
+        )
     return {
-        name: column[0, :count].reshape(shape) for name, column in policy.record(*columns).items()
+        name: found[:rows, :columns] for name, found in policy.record(parameters, action).items()
     }
 
 

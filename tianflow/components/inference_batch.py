@@ -74,7 +74,7 @@ class PolicyBatch:
                 torch.from_numpy(noise),
                 tensors.get(MASK),
             )
-            recorded = record(self._policy, chosen.parameters[None], chosen.action[None])
+            recorded = record(self._policy, chosen.parameters[None], chosen.action[None], axis=1)
         found = {"action": chosen.action, **{name: leaf[0] for name, leaf in recorded.items()}}
         found |= {f"{NEXT}{name}": leaf for name, leaf in chosen.state.items()}
         return {name: leaf.numpy() for name, leaf in found.items()}
