@@ -50,6 +50,17 @@ def logger(name: str, **bound: object) -> BoundLogger:
     return wrapped.bind(**bound)
 
 
+_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+def details_of(record: logging.LogRecord) -> dict[str, object]:
+    """The bound values of a record, and its exception as ``exception``."""
+    found = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+    if record.exc_info and record.exc_info[1] is not None:
+        found["exception"] = "".join(traceback.format_exception(record.exc_info[1]))
+    return found
+
+
 def report_death(task: asyncio.Task[Any], log: BoundLogger, message: str, **bound: object) -> None:
     """Log ``message`` as soon as ``task`` ends with an exception, with its traceback.
 

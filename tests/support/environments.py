@@ -8,6 +8,7 @@ environment that is to fail once does so only while the file does not exist, and
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -74,6 +75,15 @@ class CounterEnv(gymnasium.Env[Array, Any]):
             over and self._ending == "truncate",
             {},
         )
+
+
+class LoggingEnv(CounterEnv):
+    """Logs each reset, with values whose names the logger uses itself."""
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        extra = {"level": "high", "event": "reset", "episode": self.episode}
+        logging.getLogger("tianflow.scratch").warning("an episode begins", extra=extra)
+        return super().reset(seed=seed, options=options)
 
 
 class OneStateEnv(gymnasium.Env[Array, Any]):

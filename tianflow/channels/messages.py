@@ -245,6 +245,23 @@ class Heartbeat(NamedTuple):
 
 
 @message
+class RecordLogged(NamedTuple):
+    """A log record of a host.
+
+    Attributes:
+        level: number of the severity, as in `logging`.
+        logger: name of the logger, without ``tianflow.``.
+        event: the message.
+        values: the bound values, as text.
+    """
+
+    level: int
+    logger: str
+    event: str
+    values: Mapping[str, str]
+
+
+@message
 class StatisticsReported(NamedTuple):
     """The newest numbers of components."""
 

@@ -49,6 +49,7 @@ from tianflow.exchange.remote import LinkBatchSource, LinkTrajectorySender
 from tianflow.exchange.shards import ShardEnd
 from tianflow.hosts import event_loop as loops
 from tianflow.hosts.component_host import ComponentHost, as_run_error
+from tianflow.hosts.log_records import LinkLogHandler
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
@@ -196,6 +197,8 @@ class LinkedHost:
         self._link = transport.open_link(
             handle=self._handle, closed=self._closed, failed=self._message_failed
         )
+        self._log_handler = LinkLogHandler(self._link.send_threadsafe)
+        self._log_handler.install()
         self._ends = LinkEnds(
             plan=start.plan, settings=self._settings, transport=transport, link=self._link
         )
@@ -226,6 +229,8 @@ class LinkedHost:
         for task in self._requests:
             task.cancel()
         await self._host.close()
+        self._log_handler.uninstall()
+        await asyncio.sleep(0)  # records of other threads join the queue of the link
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._link.flush(), FLUSH_S)
         return FAILED if failure else 0

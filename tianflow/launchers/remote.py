@@ -35,6 +35,7 @@ from tianflow.channels.messages import (
     NotEvaluated,
     Prioritised,
     PutSettings,
+    RecordLogged,
     RestLearner,
     SaveState,
     SetComponents,
@@ -52,6 +53,7 @@ from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFail
 from tianflow.exchange.remote import ServedExchange
 from tianflow.exchange.shards import LinkShardPort
 from tianflow.launchers.host_forker import HOST_ENVIRONMENT
+from tianflow.logs import logger
 from tianflow.planning.memory import DRAW_SLOTS, slots_capacity
 from tianflow.planning.placement import bells_wanted
 
@@ -273,6 +275,7 @@ class RemoteHost:
             {
                 **served.handlers,
                 EventPublished: self._event,
+                RecordLogged: self._logged,
                 Heartbeat: self._beat,
                 StatisticsReported: lambda message: inbox.report(message.components),
                 ComponentStarted: self._started,
@@ -307,6 +310,13 @@ class RemoteHost:
     def _event(self, message: EventPublished) -> None:
         self._run.inbox.events_lost(self._gaps.lost(message.sequence))
         self._run.inbox.publish(message.event)
+
+    def _logged(self, message: RecordLogged) -> None:
+        """Log a record of the host here. A record names its host unless it has a component."""
+        values = {"host": self._host.name, **message.values}
+        if "component" in message.values:
+            del values["host"]
+        logger(message.logger).bind(**values).log(message.level, message.event)
 
     def _started(self, message: ComponentStarted) -> None:
         self._pending.discard(message.name)
