@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dashboards.inference import inference_panels
+from dashboards.learning import learning_panels
 from dashboards.panels import (
     RATE,
     SOURCE,
@@ -140,6 +141,7 @@ def overview() -> Json:
                 (now("evaluation_return_mean"), "{{run}} evaluation"),
                 (now("target_return"), "{{run}} target"),
             ),
+            *learning_panels(),
             lines(
                 "Environment steps",
                 "Steps of the actors, and steps trained on; with replay, each draw counts.",

@@ -25,7 +25,7 @@ from tianflow.cli.screen import (
     plain_line,
     summary_text,
 )
-from tianflow.core.formatting import duration, number
+from tianflow.core.formatting import duration, number, sparkline
 from tianflow.core.jsonable import json_ready
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Settlement, Version
@@ -77,6 +77,52 @@ def test_the_screen_tells_the_whole_story(run: FakeRun) -> None:
     assert "max_env_steps 2:21" in row(text, "time left")
 
 
+def test_the_screen_shows_whether_a_run_learns(run: FakeRun) -> None:
+    rates = RunRates(read=run.statistics)
+    for _ in range(8):
+        rates.sample()
+        run.train(1)
+    text = shown(run, rates=rates)
+    assert "return" == row(text, "return").split()[0]
+    assert "▁▂▃▄▅▆▇█" == row(text, "return").split()[1]
+    assert ["loss", "█▆▅▄▃▂▁▁"] == row(text, "loss").split()[:2]
+    values = (
+        "0.1121  policy_loss -0.1121  value_loss 0.2242  entropy 0.5  approx_kl 0.01  grad_norm"
+    )
+    assert values in row(text, "loss")
+
+
+def test_a_run_without_statistics_has_no_row_of_losses() -> None:
+    run = FakeRun()
+    assert "loss" not in shown(run)
+    assert "loss" not in plain_line(described(run))
+
+
+def test_a_statistic_of_a_user_can_be_the_loss() -> None:
+    run = FakeRun()
+    run.learning.add(run.learning.accept({"mine/actor_loss": 2.5, "train/x": 1.0}))
+    assert "loss 2.5" in plain_line(described(run))
+    assert ["loss", "2.5"] == row(shown(run), "loss").split()
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ((), ""),
+        ((None, None), ""),
+        ((3.0,), "▁"),
+        ((2.0, 2.0), "▁▁"),
+        ((0.0, None, 1.0), "▁ █"),
+        ((float("nan"), 0.0, float("inf"), 7.0), " ▁ █"),
+        ((-1.7e308, 0.0, 1.7e308), "▁▅█"),
+    ],
+)
+def test_a_sparkline_has_one_character_for_each_value(
+    values: tuple[float | None, ...], line: str
+) -> None:
+    assert line == sparkline(values)
+
+
 def test_a_run_that_just_began_has_dashes_and_no_error() -> None:
     run = FakeRun()
     run.ready, run.reasons, run.state = False, ("the learner is starting",), "starting"
@@ -101,8 +147,8 @@ def test_a_plain_line_is_one_line_without_control_characters(run: FakeRun) -> No
     line = plain_line(described(run))
     assert line.isprintable()
     assert line.startswith(
-        "1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  staleness mean 0 "
-        "max 0 bound 1  dropped 0"
+        "1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  loss 0.2  "
+        "staleness mean 0 max 0 bound 1  dropped 0"
     )
 
 

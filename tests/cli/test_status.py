@@ -104,6 +104,27 @@ def test_status_shows_what_goes_on_what_waits_and_what_ended_lately(services: Se
     assert "going" in run("top").stdout  # no terminal: once
 
 
+def test_top_has_curves_of_return_and_loss_and_status_has_numbers() -> None:
+    document = {
+        "id": "a",
+        "returns": {"mean": 8.0},
+        "learning": {
+            "values": {"train/loss": 0.25},
+            "curves": {"return": [9.0] * 16 + [float(n) for n in range(8)], "loss": [2.0, None]},
+        },
+    }
+    plain, curved = (overview.table([document], curves=curves) for curves in (False, True))
+
+    def cell(table: Any, name: str) -> str:
+        place = list(overview.COLUMNS).index(name)
+        (text,) = table.columns[place].cells
+        return str(text)
+
+    assert ("8", "0.25") == (cell(plain, "return"), cell(plain, "loss"))
+    assert ("████▁▂▃▃▄▅▆▆ 8", "▁  0.25") == (cell(curved, "return"), cell(curved, "loss"))
+    assert "-" == cell(overview.table([{"id": "old"}], curves=True), "loss")
+
+
 def test_status_leaves_out_a_run_that_ends_meanwhile_not_one_that_hangs(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,8 +159,8 @@ def test_what_has_ended_is_shown_with_what_it_reached(services: Services, tmp_pa
     left(tmp_path, "old")
     services.runs = [{"id": "old", **ENDED}, {"id": "gone", **ENDED}]
     header, old, gone = run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()
-    assert ["old", "done", "640", "5", "-", "9.5", "0.5", "1", "-", "-"] == old.split()
-    assert ["gone", "done", *8 * "-"] == gone.split()
+    assert ["old", "done", "640", "5", "-", "9.5", "-", "0.5", "1", "-", "-"] == old.split()
+    assert ["gone", "done", *9 * "-"] == gone.split()
     assert header.split()[0] == "run"
 
 

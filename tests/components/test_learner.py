@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from tests.support.settings import cartpole
@@ -20,6 +21,7 @@ from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryWeights, heap_arena
 from tianflow.components.learner import Learner, admissible
 from tianflow.config.model import Config
+from tianflow.core.events import UpdateFinished
 from tianflow.core.layout import make_layout
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import ActionSpec, Batch, EnvironmentSpec, LeafSpec, Trajectory, Version
@@ -787,3 +789,78 @@ async def test_a_constant_rate_is_the_one_of_the_settings() -> None:
         await settle()
         expected = world.settings.value.config.algorithm.learning_rate
         assert expected == world.learner.statistics().gauges["learning_rate"]
+
+
+# Statistics
+# --------------------------------------------------------------------------------------------------
+
+
+def sums(world: World) -> dict[str, tuple[int, float]]:
+    """Number of values and mean, by the name of the statistic."""
+    found = world.learner.statistics().learning
+    return {name: (values.number, values.mean) for name, values in found.items()}
+
+
+async def train(world: World, *losses: object) -> None:
+    """One update each."""
+    for loss in losses:
+        world.algorithm.extra = {"loss": loss}  # type: ignore[dict-item]  # what a user may return
+        world.commit()
+        await settle()
+
+
+async def test_statistics_of_updates_are_summed_with_the_rate_in_force() -> None:
+    async with running(World(bound=1)) as world:
+        await train(world, 3.0, 1.0)
+        rate = world.settings.value.config.algorithm.learning_rate
+        assert {"train/loss": (2, 2.0), "train/learning_rate": (2, rate)} == sums(world)
+
+
+@pytest.mark.parametrize("finite", [True, False])
+async def test_statistics_of_an_undone_update_do_not_count_towards_the_means(finite: bool) -> None:
+    async with running(World(bound=1)) as world:
+        await train(world, 3.0)
+        world.algorithm.finite = finite
+        await train(world, 5.0)
+        assert ((2, 4.0) if finite else (1, 3.0)) == sums(world)["train/loss"]
+        assert 5.0 == world.learner.statistics().gauges["loss"]
+
+
+async def test_a_loss_that_is_not_finite_is_left_out_of_the_mean() -> None:
+    async with running(World(bound=1)) as world:
+        await train(world, 3.0, float("nan"), float("inf"))
+        assert (1, 3.0) == sums(world)["train/loss"]
+        assert (3, sums(world)["train/learning_rate"][1]) == sums(world)["train/learning_rate"]
+
+
+async def test_tensors_of_an_algorithm_become_numbers_in_sums_gauges_and_events() -> None:
+    async with running(World(bound=1)) as world:
+        heard = world.learner._events
+        assert isinstance(heard, Broadcast)
+        subscription = heard.subscribe()
+        await train(world, torch.tensor(2.5, requires_grad=True))
+        assert (1, 2.5) == sums(world)["train/loss"]
+        assert 2.5 == world.learner.statistics().gauges["loss"]
+        event = await subscription.receive()
+        assert isinstance(event, UpdateFinished)
+        assert (2.5, float) == (event.statistics["loss"], type(event.statistics["loss"]))
+
+
+async def test_a_bad_statistic_is_refused_and_counted_and_the_update_counts() -> None:
+    async with running(World(bound=1)) as world:
+        world.algorithm.extra = {"my loss": 1.0, "vector": np.ones(3)}  # type: ignore[dict-item]
+        world.commit()
+        await settle()
+        assert {"train/loss", "train/learning_rate"} == set(sums(world))
+        assert 2.0 == world.learner.statistics().counters["refused_statistics"]
+        assert 1 == world.trained
+
+
+async def test_an_update_without_statistics_counts_towards_no_mean() -> None:
+    class Silent(FakeAlgorithm):
+        def step(self, batch: LearnerBatch, should_stop: Callable[[], bool]) -> StepResult:
+            return replace(super().step(batch, should_stop), statistics={})
+
+    async with running(World(bound=1, algorithm=Silent)) as world:
+        await train(world, 1.0)
+        assert (1, {}) == (world.trained, sums(world))

@@ -155,6 +155,20 @@ def test_numbers_of_a_restarted_component_follow_those_of_its_earlier_incarnatio
     assert (16, 16) == shown(registry)[:2]
 
 
+def test_a_component_that_has_ended_is_gone_with_its_last_numbers_until_it_is_back():
+    registry = ComponentRegistry()
+    assert () == registry.gone
+    registry.report(incarnation(100.0, 10, busy=5.0))
+    assert () == registry.gone
+    registry.forget("learner")
+    registry.report(incarnation(100.0, 12, busy=5.0))  # the report of its end
+    registry.forget("learner")
+    (gone,) = registry.gone
+    assert {12.0} == set(gone.counters.values())
+    registry.report(incarnation(200.0, 1, busy=1.0))
+    assert () == registry.gone
+
+
 def test_a_report_that_arrives_after_the_loss_counts_once():
     registry = ComponentRegistry()
     for _ in range(2):

@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.support.fakes_run import FakeRun
+from tianflow.core.learning import MOST_NAMES
 from tianflow.core.metrics import metric, metric_of, parts
 from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import (
@@ -431,6 +432,7 @@ def test_labels_are_small_sets_only(run: FakeRun) -> None:
         "sink",
         "role",
         "verdict",
+        "name",
         "le",
         "code",
         "version",
@@ -440,14 +442,38 @@ def test_labels_are_small_sets_only(run: FakeRun) -> None:
         assert {key for _, labels in samples(exporter(shown)) for key, _ in labels} <= allowed
 
 
+def test_statistics_of_updates_and_episodes_are_series_by_name(run: FakeRun) -> None:
+    updates = len(run.returns)
+    made = exporter(run)
+    found = samples(made)
+    run_ = ("run", "fake")
+    assert 1 / updates == found["learner_statistic", (("name", "train/loss"), run_)]
+    assert 1.0 == found["episode_metric", (("name", "rollout/success"), run_)]
+    assert sum(run.returns) / updates == value(made, "episode_length_mean")
+
+
+def test_names_of_statistics_are_bounded_and_the_others_are_counted(run: FakeRun) -> None:
+    run.learning.accept({f"layer{number}": 1.0 for number in range(1000)})
+    for number in range(1000):
+        run.learning.add(run.learning.accept({f"layer{number}": 1.0}))
+    found = samples(exporter(run))
+    shown = [labels for name, labels in found if name == "learner_statistic"]
+    assert MOST_NAMES == len(shown)
+    assert found[
+        "learner_statistics_refused_total", (("component", "learner"), ("run", "fake"))
+    ] == 2 * (1000 - MOST_NAMES + 8)
+
+
 def test_every_failure_counter_has_its_attempts_beside_it() -> None:
     names = {family.name for family in FAMILIES}
     pairs = {
         "actor_env_failures": "actor_trajectories",
+        "actor_metrics_refused": "actor_trajectories",
         "checkpoint_failures": "checkpoint_attempts",
         "component_restarts": "component_starts",
         "events_dropped": "events_received",
         "inference_failures": "inference_requests",
+        "learner_statistics_refused": "learner_updates",
         "learner_updates_skipped": "learner_updates",
         "replay_items_discarded": "replay_items_drawn",
         "replay_shard_priorities_refused": "replay_shard_items_drawn",
@@ -555,6 +581,7 @@ def test_a_new_metric_of_a_component_is_one_field_of_its_measures(run: FakeRun) 
         trajectories=4.0,
         env_failures=0.0,
         poisoned=0.0,
+        refused_metrics=0.0,
         rollout_seconds=HistogramBuilder().read(),
         trajectory_seconds=HistogramBuilder().read(),
         jumps=9.0,

@@ -203,7 +203,7 @@ def test_an_outlet_without_room_is_refused() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_named_as_the_row_names_them_and_evaluations_come_at_their_own_time() -> None:
+def test_learning_comes_first_under_known_names_and_evaluations_at_their_own_time() -> None:
     mark = {"t": 3.0, "kind": "evaluation", "version": 7, "mean_return": 90.0, "episodes": 4}
     found = points(
         row(
@@ -212,9 +212,22 @@ def test_numbers_are_named_as_the_row_names_them_and_evaluations_come_at_their_o
             generation=2,
             state="running",
             mean_return=float("nan"),
+            mean_length=12.0,
+            learning={
+                "train/policy_loss": {"count": 3, "mean": -0.5},
+                "rollout/success": {"count": 2, "mean": 0.75},
+                "train/odd": {"count": 1, "mean": None},
+            },
             updates=8,
+            episodes=5,
+            steps_per_s=50.0,
+            updates_per_s=2.0,
             staleness={"mean": 0.5, "p99": 1, "bound": None},
+            credits={"limit": 4},
+            dropped={"expired": 1},
+            replay={"items": 7},
             shares={"learner": {"busy": 0.25}},
+            unknown_field=1,
             marks=[mark, {"t": 3.5, "kind": "change"}],
         )
     )
@@ -222,19 +235,41 @@ def test_numbers_are_named_as_the_row_names_them_and_evaluations_come_at_their_o
         Point(
             400,
             1003.0,
-            {"evaluation/version": 7.0, "evaluation/mean_return": 90.0, "evaluation/episodes": 4.0},
+            {"eval/version": 7.0, "eval/mean_reward": 90.0, "eval/episodes": 4.0},
         ),
         Point(
             400,
             1004.0,
             {
-                "updates": 8.0,
-                "staleness/mean": 0.5,
-                "staleness/p99": 1.0,
-                "shares/learner/busy": 0.25,
+                "train/policy_loss": -0.5,
+                "rollout/success": 0.75,
+                "rollout/ep_len_mean": 12.0,
+                "rollout/episodes": 5.0,
+                "train/n_updates": 8.0,
+                "time/total_timesteps": 400.0,
+                "time/fps": 50.0,
+                "time/updates_per_s": 2.0,
+                "balance/staleness/mean": 0.5,
+                "balance/staleness/p99": 1.0,
+                "balance/credits/limit": 4.0,
+                "balance/dropped/expired": 1.0,
+                "replay/items": 7.0,
+                "system/shares/learner/busy": 0.25,
+                "system/unknown_field": 1.0,
             },
         ),
     ] == found
+
+
+def test_rows_of_older_versions_have_no_learning() -> None:
+    (point,) = points(row(4.0, mean_return=3.0))
+    assert {"rollout/ep_rew_mean": 3.0, "time/total_timesteps": 400.0} == point.values
+
+
+def test_a_statistic_cannot_replace_a_number_of_the_run() -> None:
+    mine = {"rollout/ep_rew_mean": {"count": 1, "mean": 99.0}}
+    (point,) = points(row(4.0, mean_return=3.0, learning=mine))
+    assert 3.0 == point.values["rollout/ep_rew_mean"]
 
 
 def test_tables_are_flattened_to_dotted_paths() -> None:
@@ -377,10 +412,10 @@ def test_a_sink_gets_the_rows_of_the_history_the_config_and_the_evaluation(tmp_p
         point.values
         for one in sink.rows
         for point in points(one)
-        if "evaluation/mean_return" in point.values
+        if "eval/mean_reward" in point.values
     ]
     assert [finished.summary["evaluation"]["mean_return"]] == [
-        values["evaluation/mean_return"] for values in found
+        values["eval/mean_reward"] for values in found
     ]
 
 
@@ -393,11 +428,16 @@ def fed(folder: Path, make: Callable[[SinkRun], Any]) -> list[Row]:
     run = SinkRun("a-run", folder, load_config("cartpole_ppo").model_dump(mode="json"))
     rows = [
         row(
-            1.0, mean_return=20.0, staleness={"p99": 1}, shares={"learner": {"waiting:batch": 0.5}}
+            1.0,
+            mean_return=20.0,
+            learning={"train/policy_loss": {"count": 2, "mean": -0.25}},
+            staleness={"p99": 1},
+            shares={"learner": {"waiting:batch": 0.5}},
         ),
         row(
             2.0,
             mean_return=30.0,
+            learning={"train/policy_loss": {"count": 4, "mean": -0.125}},
             staleness={"p99": 2},
             marks=[{"t": 1.5, "kind": "evaluation", "mean_return": 99.0, "version": 3}],
         ),
@@ -420,18 +460,23 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     found = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     names = {
-        "mean_return",
-        "staleness/p99",
-        "shares/learner/waiting:batch",
-        "evaluation/mean_return",
-        "evaluation/version",
+        "rollout/ep_rew_mean",
+        "train/policy_loss",
+        "time/total_timesteps",
+        "balance/staleness/p99",
+        "system/shares/learner/waiting:batch",
+        "eval/mean_reward",
+        "eval/version",
     }
     assert names == set(found.Tags()["scalars"])
     assert [(100, 20.0, 1001.0), (200, 30.0, 1002.0)] == [
-        (e.step, e.value, e.wall_time) for e in found.Scalars("mean_return")
+        (e.step, e.value, e.wall_time) for e in found.Scalars("rollout/ep_rew_mean")
+    ]
+    assert [(100, -0.25), (200, -0.125)] == [
+        (e.step, e.value) for e in found.Scalars("train/policy_loss")
     ]
     assert [(200, 99.0, 1001.5)] == [
-        (e.step, e.value, e.wall_time) for e in found.Scalars("evaluation/mean_return")
+        (e.step, e.value, e.wall_time) for e in found.Scalars("eval/mean_reward")
     ]
     (text,) = found.Tensors("config/text_summary")
     assert '"id": "CartPole-v1"' in text.tensor_proto.string_val[0].decode()
@@ -446,11 +491,14 @@ def test_a_run_leaves_files_for_tensorboard_in_its_directory(tmp_path: Path) -> 
     finished = tianflow.train(cartpole(metrics=config("tensorboard")), runs_dir=tmp_path)
     found = accumulator.EventAccumulator(str(finished.directory / "tensorboard"))
     found.Reload()
-    assert finished.summary["env_steps"] == found.Scalars("updates")[-1].step
-    assert 4.0 == found.Scalars("updates")[-1].value
+    assert finished.summary["env_steps"] == found.Scalars("train/n_updates")[-1].step
+    assert 4.0 == found.Scalars("train/n_updates")[-1].value
+    for name in ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "learning_rate"):
+        assert found.Scalars(f"train/{name}"), name
+    assert found.Scalars("rollout/ep_len_mean")[-1].value > 1.0
     assert (
         pytest.approx(finished.summary["evaluation"]["mean_return"])
-        == found.Scalars("evaluation/mean_return")[-1].value
+        == found.Scalars("eval/mean_reward")[-1].value
     )
 
 
@@ -472,13 +520,14 @@ def test_mlflow_finds_what_was_written_and_a_resumed_run_goes_on_in_its_own(tmp_
         found.info.status,
         found.data.params["env.id"],
     )
-    history = client.get_metric_history(found.info.run_id, "mean_return")
+    history = client.get_metric_history(found.info.run_id, "rollout/ep_rew_mean")
     assert {(100, 20.0, 1001000), (200, 30.0, 1002000)} == {
         (metric.step, metric.value, metric.timestamp) for metric in history
     }
-    assert (99.0, 0.5) == (
-        found.data.metrics["evaluation/mean_return"],
-        found.data.metrics["shares/learner/waiting.batch"],
+    assert (99.0, 0.5, -0.125) == (
+        found.data.metrics["eval/mean_reward"],
+        found.data.metrics["system/shares/learner/waiting.batch"],
+        found.data.metrics["train/policy_loss"],
     )
 
 
@@ -493,10 +542,11 @@ def test_wandb_keeps_a_run_that_is_offline(tmp_path: Path, monkeypatch: pytest.M
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-a-run.wandb")
     data = file.read_bytes()
     for wanted in (
-        b"mean_return",
-        b"staleness/p99",
-        b"shares/learner/waiting:batch",
-        b"evaluation/mean_return",
+        b"rollout/ep_rew_mean",
+        b"train/policy_loss",
+        b"balance/staleness/p99",
+        b"system/shares/learner/waiting:batch",
+        b"eval/mean_reward",
         b"CartPole-v1",
     ):
         assert wanted in data

@@ -119,6 +119,22 @@ def test_durations_of_merged_lines_are_those_of_all_in_both() -> None:
     assert {} == merged(row(1.0), row(2.0))["durations"]
 
 
+def learned(**values: tuple[int, float]) -> dict[str, Any]:
+    return {
+        f"train/{name}": {"count": count, "mean": mean} for name, (count, mean) in values.items()
+    }
+
+
+def test_learning_of_merged_lines_is_the_mean_of_all_their_values() -> None:
+    older = row(1.0, mean_length=5.0, learning=learned(loss=(3, 1.0), entropy=(3, 0.5)))
+    newer = row(2.0, mean_length=7.0, learning=learned(loss=(1, 5.0), kl=(1, 0.25)))
+    line = merged(older, newer)
+    assert 7.0 == line["mean_length"]
+    assert learned(loss=(4, 2.0), entropy=(3, 0.5), kl=(1, 0.25)) == line["learning"]
+    assert older["learning"] == merged(older, row(2.0))["learning"], "lines of older versions"
+    assert {} == merged(row(1.0), row(2.0))["learning"]
+
+
 def test_an_unbounded_time_makes_a_merged_line_unbounded() -> None:
     line = merged(
         row(1.0, staleness=staleness(1, 0, 0.0, 0, None)),
@@ -168,6 +184,11 @@ SPOILED: list[dict[str, Any]] = [
     {"durations": [1]},
     {"durations": {"actor": 3}},
     {"durations": {"actor": {"count": "2"}}},
+    {"learning": 3},
+    {"learning": {"train/loss": 0.5}},
+    {"learning": {"train/loss": {"count": 1, "mean": "x"}}},
+    {"learning": {"train/loss": {"count": -1, "mean": 1.0}}},
+    {"mean_length": "long"},
     {"marks": 3},
     {"marks": [3]},
     {"marks_left_out": "some"},
@@ -275,6 +296,58 @@ async def test_a_line_tells_speeds_staleness_shares_and_credits(
     assert {"busy": 1.0} == line["shares"]["learner"]
     assert {"learner": {"count": 4, "mean": 1.0, "spread": 0.0, "skew": 0.0}} == line["durations"]
     assert (4.0, "learning-bound", 4.0) == (line["span_s"], line["bottleneck"], line["episodes"])
+
+
+async def test_a_line_has_the_means_of_the_updates_since_the_line_before(
+    fake: FakeRun, tmp_path: Path
+) -> None:
+    fake.train(2)
+    line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(1), lambda: fake.train(3))
+    assert {"count": 6, "mean": pytest.approx(sum(1 / n for n in range(1, 7)) / 6)} == line[
+        "learning"
+    ]["train/loss"]
+    assert {"count": 6, "mean": 1.0} == line["learning"]["rollout/success"]
+    assert (3.5, 3.5) == (line["mean_return"], line["mean_length"])
+
+
+async def test_lines_of_a_long_interval_share_the_updates_exactly(
+    fake: FakeRun, tmp_path: Path
+) -> None:
+    """Every update is in one line, however many samples a line covers."""
+    them = recorder(fake, tmp_path / NAME)
+    for number in range(1, 31):
+        fake.train(1)
+        them.sample()
+        if number % 7 == 0:
+            await them._write()
+    await them.close()
+    found = [line["learning"]["train/loss"] for line in read_off_the_loop(tmp_path / NAME)]
+    assert [7, 7, 7, 7, 2] == [values["count"] for values in found]
+    assert sum(1 / n for n in range(1, 31)) == pytest.approx(
+        sum(values["count"] * values["mean"] for values in found)
+    )
+
+
+async def test_a_span_without_an_update_has_no_learning(fake: FakeRun, tmp_path: Path) -> None:
+    them = recorder(fake, tmp_path / NAME)
+    fake.train(1)
+    them.sample()
+    await them._write()
+    fake.now += 1.0
+    await them.close()
+    assert {} == read_off_the_loop(tmp_path / NAME)[-1]["learning"]
+
+
+async def test_statistics_that_are_not_finite_leave_a_line_that_is_json(
+    fake: FakeRun, tmp_path: Path
+) -> None:
+    path = tmp_path / NAME
+    for value in (float("nan"), float("inf"), 1e300, 1e300):
+        fake.learning.add(fake.learning.accept({"odd": value}))
+    await recorded_line(fake, path, lambda: fake.train(1))
+    text = await asyncio.to_thread(path.read_text)
+    assert [] == [word for word in ("NaN", "Infinity") if word in text]
+    assert 1e300 == json.loads(text.splitlines()[-1])["learning"]["train/odd"]["mean"]
 
 
 async def test_replay_whose_shards_are_gone_holds_an_unknown_number(

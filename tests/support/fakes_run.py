@@ -13,6 +13,7 @@ from pathlib import Path
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config, EnvSettings, PPOSettings, RunSettings
+from tianflow.core.learning import LearningTally
 from tianflow.core.limits import Limits, RateLimits
 from tianflow.core.payloads import Batch, Holdings, Settlement, Trajectory, Version
 from tianflow.core.statistics import (
@@ -156,6 +157,10 @@ class FakeRun:
         )
         self.waiting = 10.0
         self.update_seconds = HistogramBuilder()
+        self.learning = LearningTally(group="train", source="algorithm")
+        """Of the learner; filled by `train`."""
+        self.metrics = LearningTally(group="rollout", source="actor-0")
+        """Of the first actor."""
         self.loop_lag = HistogramBuilder()
         self.ledger = Ledger(
             limits=Limits(batch=BATCH, max_staleness=1, credits=4, patience=10.0), slots=slots
@@ -192,6 +197,11 @@ class FakeRun:
                 self.insert(self.replay)
             self.now += seconds
             self.update_seconds.add(seconds)
+            loss = 1.0 / made.number
+            statistics = {"loss": loss, "policy_loss": -loss, "value_loss": 2.0 * loss}
+            statistics |= {"entropy": 0.5, "approx_kl": 0.01, "kl": 0.01, "grad_norm": 0.25}
+            self.learning.add(self.learning.accept({**statistics, "learning_rate": 2.5e-4}))
+            self.metrics.add(self.metrics.accept({"success": 1.0}))
             self.loop_lag.add(0.001)
             self.returns.append(float(made.number))
             self.last_update = time.time()
@@ -265,6 +275,7 @@ class FakeRun:
             counters={
                 "samples": float(self.ledger.snapshot().steps_trained),
                 "given_back": 0.0,
+                "refused_statistics": float(self.learning.refused),
                 "weights_bytes": 4096.0,
             },
             gauges={"kl": 0.01, "ess_ratio": 0.9, "divergence": 0.002},
@@ -272,6 +283,7 @@ class FakeRun:
                 "update_seconds": self.update_seconds.read(),
                 "publish_seconds": HistogramBuilder().read(),
             },
+            learning=self.learning.read(),
         )
         actors = tuple(
             ComponentStatistics(
@@ -280,7 +292,13 @@ class FakeRun:
                 host="actors-0",
                 time=TimeShares({"busy": 40.0}, "waiting:grant", self.began + 40.0),
                 generation=self.generation,
-                counters={"trajectories": 5.0, "env_failures": 1.0, "poisoned": 0.0},
+                counters={
+                    "trajectories": 5.0,
+                    "env_failures": 1.0,
+                    "poisoned": 0.0,
+                    "refused_metrics": 0.0,
+                },
+                learning={} if place else self.metrics.read(),
             )
             for place in range(2)
         )

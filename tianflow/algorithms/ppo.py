@@ -121,7 +121,8 @@ class PPOLearner(ActorCriticLearner):
         means = {
             name: torch.stack([result[name] for result in results]).mean() for name in results[0]
         }
-        return means | statistics
+        # of the last epoch, which ``target_kl`` compares
+        return means | statistics | {"approx_kl": torch.stack(divergences).mean()}
 
     def _evaluate(self, samples: Samples, first: Tensor) -> tuple[Output, Sequence[Output]]:
         """Evaluate all T+1 rows with the parameters before the update; images in parts, to limit

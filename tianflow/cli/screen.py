@@ -6,19 +6,21 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tianflow.core.formatting import DASH, duration, number
+from tianflow.core.formatting import DASH, duration, number, sparkline
 from tianflow.errors import printable
 from tianflow.interfaces import RunControl
+from tianflow.observability.learning import loss_in
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import (
     ENDED,
+    LearningState,
     ReplayState,
     RunDocument,
     Speeds,
@@ -28,6 +30,18 @@ from tianflow.observability.run_document import (
 from tianflow.rundir.summary import lost
 
 BAR = 24
+SHOWN = (
+    "train/policy_loss",
+    "train/value_loss",
+    "train/entropy",
+    "train/approx_kl",
+    "train/q_value",
+    "train/temperature",
+    "train/explained_variance",
+    "train/grad_norm",
+    "rollout/exploration_rate",
+)
+"""Statistics beside the loss, if the algorithm has them."""
 SIDES = {"insert": "actors", "draw": "learner"}
 """Components that replay blocks, by the side of its limiter."""
 NOTICEABLE = 0.005
@@ -133,6 +147,7 @@ def plain_line(run: RunDocument) -> str:
         f"steps {progress.env_steps:,} ({number(run.throughput.env_steps_per_s['10'])}/s)",
         f"updates {progress.updates:,}",
         f"return {number(returns.mean)} over {returns.episodes} episodes",
+        *_loss_part(run.learning),
         (
             f"staleness mean {number(staleness.mean)} max {number(staleness.max)} bound "
             f"{staleness.bound}"
@@ -170,7 +185,8 @@ def _rows(run: RunDocument) -> list[tuple[str, Text]]:
         f"{name} {duration(seconds)}" for name, seconds in progress.time_left_s.items()
     )
     rows = [
-        ("return", Text(_return(run))),
+        ("return", Text(_curve(run.learning, "return") + _return(run))),
+        *([("loss", Text(_learning(run.learning)))] if run.learning.values else []),
         (
             "steps/s",
             Text(f"{_speeds(speeds.env_steps_per_s)}   {progress.env_steps:,} steps"),
@@ -213,6 +229,26 @@ def _return(run: RunDocument) -> str:
             f"{number(run.evaluation.get('version'))}"
         )
     return text
+
+
+def _curve(learning: LearningState, name: Literal["return", "loss"]) -> str:
+    """The curve and a space; "" without one."""
+    line = sparkline(learning.curves.get(name, ()))
+    return f"{line}  " if line else ""
+
+
+def _loss_part(learning: LearningState) -> list[str]:
+    name = loss_in(learning.values)
+    return [] if name is None else [f"loss {number(learning.values[name])}"]
+
+
+def _learning(learning: LearningState) -> str:
+    """Curve and value of the loss, and the other statistics of updates."""
+    loss, values = loss_in(learning.values), learning.values
+    shown = [name for name in SHOWN if name in values and name != loss]
+    first = [] if loss is None else [number(values[loss])]
+    others = [f"{name.partition('/')[2]} {number(values[name])}" for name in shown]
+    return _curve(learning, "loss") + "  ".join([*first, *others])
 
 
 def _speeds(speeds: Speeds) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from tianflow.cli import client
 from tianflow.cli.common import RUNS, AsJson, RunArgument, RunsDir, echo, exit_codes
+from tianflow.core.formatting import sparkline
 from tianflow.errors import printable
 from tianflow.rundir.summary import SUMMARY, partial_document, read_summary
 
@@ -26,11 +27,16 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "updates": ("progress", "updates"),
     "steps/s": ("throughput", "env_steps_per_s", "10"),
     "return": ("returns", "mean"),
+    "loss": ("learning", "values", "train/loss"),
     "staleness": ("staleness", "mean"),
     "bound": ("staleness", "bound"),
     "actors": ("actors", "reporting"),
     "bottleneck": ("bottleneck",),
 }
+CURVES = ("return", "loss")
+"""Columns that `top` shows with a curve of the last minutes."""
+CURVE = 12
+"""Characters of a curve: half of those in the document."""
 ENDED_SHOWN = 10
 """Number of ended runs of a service that are shown besides the others."""
 
@@ -134,14 +140,14 @@ def top(
             _print(table(gather(runs_dir)))
             return
         with Live(
-            table(gather(runs_dir)),
+            table(gather(runs_dir), curves=True),
             console=Console(highlight=False, markup=False),
             screen=True,
             auto_refresh=False,
         ) as live:
             while True:
                 time.sleep(every)
-                live.update(table(gather(runs_dir)), refresh=True)
+                live.update(table(gather(runs_dir), curves=True), refresh=True)
 
 
 def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
@@ -198,16 +204,29 @@ def _others(runs: Iterable[dict[str, Any]], known: set[str]) -> list[dict[str, A
     return shown
 
 
-def table(documents: Iterable[Mapping[str, Any]]) -> Table:
-    """One row per run."""
+def table(documents: Iterable[Mapping[str, Any]], *, curves: bool = False) -> Table:
+    """One row per run. ``curves``: with curves of return and loss."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False)
     for name in COLUMNS:
         made.add_column(name, no_wrap=True)
     for document in documents:
-        made.add_row(*(printable(_cell(document, path)) for path in COLUMNS.values()))
+        made.add_row(
+            *(
+                printable(_curve(document, name) * curves + _cell(document, path))
+                for name, path in COLUMNS.items()
+            )
+        )
     return made
+
+
+def _curve(document: Mapping[str, Any], name: str) -> str:
+    """The curve of the column ``name`` and a space; "" without one."""
+    learning = document.get("learning")
+    curves = learning.get("curves") if isinstance(learning, Mapping) else None
+    values = curves.get(name) if name in CURVES and isinstance(curves, Mapping) else None
+    return f"{sparkline(values[-CURVE:])} " if values else ""
 
 
 def _print(made: Table) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tianflow.components.turns import Turns, Wait
 from tianflow.core.events import EnvironmentFailed
+from tianflow.core.learning import LearningTally
 from tianflow.core.payloads import Grant, Trajectory, Version
 from tianflow.core.statistics import (
     ActorMeasures,
@@ -65,6 +66,7 @@ class Actor:
         self._compute, self._make_rollout = compute, make_rollout
         self._clock = StateClock()
         self._counters = {"trajectories": 0.0, "env_failures": 0.0, "poisoned": 0.0}
+        self._learning = LearningTally(group="rollout", source=name)
         self._seconds, self._stepping = HistogramBuilder(), HistogramBuilder()
         self._failures: deque[float] = deque()
         self._loop = asyncio.get_running_loop()
@@ -115,9 +117,11 @@ class Actor:
             host=self._host,
             time=self._clock.read(),
             generation=self._settings.key,
+            learning=self._learning.read(),
         ).with_measures(
             ActorMeasures(
                 **self._counters,
+                refused_metrics=float(self._learning.refused),
                 rollout_seconds=self._seconds.read(),
                 trajectory_seconds=self._stepping.read(),
             )
@@ -199,6 +203,8 @@ class Actor:
         )
         self._sender.commit(trajectory, result.episodes)
         self._counters["trajectories"] += 1
+        for metrics in result.metrics:
+            self._learning.add(self._learning.accept(metrics))
 
     def _inference_waits(self, waiting: bool) -> None:
         """The trajectory in progress waits for an inference server, or no longer. On the compute

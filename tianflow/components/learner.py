@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.components.agreement import PolicyAgreement
+from tianflow.components.schedules import schedules_in_force
 from tianflow.components.weights import WeightPublisher, diverged, publish_due
 from tianflow.config.rules import largest_publish_lag, schedule_limit
 from tianflow.core.events import UpdateFinished
+from tianflow.core.learning import LearningTally
 from tianflow.core.payloads import Batch, Settlement, Version
 from tianflow.core.statistics import (
     ComponentStatistics,
@@ -125,6 +127,7 @@ class Learner:
         self._rests: list[asyncio.Future[Version]] = []
         self._update_seconds, self._copy_seconds = HistogramBuilder(), HistogramBuilder()
         self._gauges: dict[str, float] = {}
+        self._learning = LearningTally(group="train", source="algorithm")
         self._agreement = PolicyAgreement()
         self._measures: MeasuresDivergence | None = None
         self._divergence: float | None = None
@@ -184,10 +187,12 @@ class Learner:
             time=self._clock.read(),
             generation=self._settings.key,
             gauges=dict(self._gauges),
+            learning=self._learning.read(),
         ).with_measures(
             LearnerMeasures(
                 samples=float(self._samples - self._restored_samples),
                 given_back=float(self._given_back),
+                refused_statistics=float(self._learning.refused),
                 update_seconds=self._update_seconds.read(),
                 copy_seconds=self._copy_seconds.read(),
                 learning_rate=self._learning_rate,
@@ -348,9 +353,23 @@ class Learner:
             arrays=stacked,
             result=result,
         )
+        result = self._recorded(result, rate, config)
         if self._is_due(config, stacked, bound):
             return result, self._newest_flat(), True
         return result, self._algorithm.flat(), False
+
+    def _recorded(self, result: StepResult, rate: float, config: Config) -> StepResult:
+        """``result`` with numbers as statistics, which count towards the means of the run.
+
+        Those of an undone update do not count: they describe a step that was not taken.
+        """
+        if not result.statistics:
+            return result
+        schedules = {"learning_rate": rate, **schedules_in_force(config, self._version.number)}
+        numbers = self._learning.accept({**schedules, **result.statistics})
+        if result.finite:
+            self._learning.add(numbers)
+        return replace(result, statistics=numbers)
 
     def _is_due(self, config: Config, batch: LearnerBatch, bound: int | None) -> bool:
         """True if the version after the update on ``batch`` must be published."""

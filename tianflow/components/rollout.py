@@ -18,6 +18,7 @@ from tianflow.components.rows import accumulate, clear_rows, split_rows
 from tianflow.components.turns import Turns, Wait, without_waiting
 from tianflow.config.networks import PREVIOUS_REWARD
 from tianflow.core.payloads import Episode, Version
+from tianflow.envs.episode_metrics import Metrics
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.progress import EnvironmentProgress
 from tianflow.envs.spec import UnexpectedShapeError, in_categories
@@ -41,13 +42,14 @@ LOOK_AGAIN_S = 0.1
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
     """Contents of a slot: rows (0 if stopped), valid transitions, version of the oldest row,
-    episodes.
+    episodes, and the metrics of those that have any.
     """
 
     length: int
     env_steps: int
     version: Version
     episodes: tuple[Episode, ...]
+    metrics: tuple[Metrics, ...] = ()
 
 
 @dataclass(slots=True)
@@ -260,9 +262,10 @@ class Rollout:
             self._failures += 1
             self.close()
             raise
+        metrics = tuple(environment.take_metrics())
         _, episodes = environment.take_finished()
         valid = int(np.count_nonzero(arrays["valid"]))
-        return RolloutResult(progress.length, valid, progress.oldest, tuple(episodes))
+        return RolloutResult(progress.length, valid, progress.oldest, tuple(episodes), metrics)
 
     def _step_through(
         self, state: _Progress, slot: SlotView, min_fragment_steps: int

@@ -81,6 +81,11 @@ class ComponentRegistry:
         return self._reports.values()
 
     @property
+    def gone(self) -> tuple[ComponentStatistics, ...]:
+        """The last numbers of every component that is no longer there."""
+        return tuple(last for name, last in self._newest.items() if name not in self._reports)
+
+    @property
     def earlier(self) -> Mapping[str, ComponentStatistics]:
         """Sums over the earlier incarnations of components, by name."""
         return dict(self._earlier)
@@ -88,9 +93,8 @@ class ComponentRegistry:
     def waiting_seconds(self) -> tuple[float, float]:
         """Cumulative seconds that the learner, and all actors together, have waited."""
         now = time.monotonic()
-        gone = [newest for name, newest in self._newest.items() if name not in self._reports]
         learner, actors = waiting_seconds(self._reports.values(), now)
-        for ended in (*self._earlier.values(), *gone):
+        for ended in (*self._earlier.values(), *self.gone):
             more = waiting_seconds([ended], ended.time.since)
             learner, actors = learner + more[0], actors + more[1]
         return learner, actors

@@ -160,6 +160,7 @@ class RunSnapshot:
             evaluating=self._evaluation.busy,
             earlier_episodes=self._base.episodes,
             earlier=self._registry.earlier,
+            gone=self._registry.gone,
             evaluation_left_s=None
             if self._lifecycle.evaluation_deadline is None
             else max(0.0, self._lifecycle.evaluation_deadline - now),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+LEVELS = "▁▂▃▄▅▆▇█"
 DASH = "–"
 """Stands for an unknown value."""
 
@@ -15,6 +17,25 @@ def number(value: float | None) -> str:
     if value == int(value) or abs(value) >= 1000.0:
         return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
     return f"{value:.4g}"
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """One character for each value, as high as the value is between the extremes; a space for a
+    missing one.
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    # Halves, because the difference of two numbers may not be finite.
+    span = (high / 2.0 - low / 2.0) or 1.0
+
+    def level(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return " "
+        return LEVELS[round((value / 2.0 - low / 2.0) / span * (len(LEVELS) - 1))]
+
+    return "".join(map(level, values))
 
 
 def duration(seconds: float | None) -> str:

@@ -10,9 +10,10 @@ import math
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from tianflow.core.learning import StatisticSum, together
 from tianflow.core.limits import RateLimits
 from tianflow.core.metrics import metric, parts
 from tianflow.core.payloads import Holdings, Version
@@ -137,6 +138,11 @@ def quantile(counts: Mapping[int, int], part: float) -> int | None:
     return None
 
 
+def mean_or_none(values: Sequence[float]) -> float | None:
+    """Mean of ``values``; None without any."""
+    return sum(values) / len(values) if values else None
+
+
 @dataclass(frozen=True, slots=True)
 class TimeShares:
     """Seconds spent in each state. ``current`` is the state since ``since`` (monotonic seconds);
@@ -222,6 +228,13 @@ class ActorMeasures:
             name="actor_poisoned",
         )
     )
+    refused_metrics: float = field(
+        metadata=metric(
+            "Values in the environments' info that are not valid metrics.",
+            kind="counter",
+            name="actor_metrics_refused",
+        )
+    )
     # A histogram has 19 series: with 128 actors these two would be three quarters of a scrape.
     rollout_seconds: Histogram = field(
         metadata=metric(
@@ -253,6 +266,13 @@ class LearnerMeasures:
             "Batches that the learner returned unused.",
             kind="counter",
             name="learner_batches_given_back",
+        )
+    )
+    refused_statistics: float = field(
+        metadata=metric(
+            "Values of the algorithm that are not valid statistics.",
+            kind="counter",
+            name="learner_statistics_refused",
         )
     )
     update_seconds: Histogram = field(
@@ -445,7 +465,8 @@ MEASURES: Mapping[str, tuple[type[Measures], ...]] = {
 class ComponentStatistics:
     """Statistics of one component. ``name`` is its place ("actor-3"), so a restart adds no series.
 
-    The three mappings hold its measures (`MEASURES`) by their fields' names.
+    ``counters``, ``gauges`` and ``distributions`` hold its measures (`MEASURES`) by their fields'
+    names.
     """
 
     name: str
@@ -462,6 +483,8 @@ class ComponentStatistics:
     counters: Mapping[str, float] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
     distributions: Mapping[str, Histogram] = field(default_factory=dict)
+    learning: Mapping[str, StatisticSum] = field(default_factory=dict)
+    """Statistics of updates (of a learner) or of episodes (of an actor), by full name."""
 
     def with_measures(self, measures: Measures) -> ComponentStatistics:
         """The same with ``measures`` by their kinds; those that are None are omitted."""
@@ -480,6 +503,7 @@ class ComponentStatistics:
             {**self.counters, **found["counter"]},
             {**self.gauges, **found["gauge"]},
             {**self.distributions, **distributions},
+            self.learning,
         )
 
     def after(self, earlier: ComponentStatistics) -> ComponentStatistics:
@@ -498,6 +522,7 @@ class ComponentStatistics:
                     for name, own in self.distributions.items()
                 },
             },
+            learning=together((earlier.learning, self.learning)),
         )
 
 
@@ -977,6 +1002,8 @@ class RunStatistics:
     """Episodes of earlier processes of the run."""
     earlier: Mapping[str, ComponentStatistics] = field(default_factory=dict)
     """Sums over the earlier incarnations of components, by name. Counters include them."""
+    gone: tuple[ComponentStatistics, ...] = ()
+    """Components that are no longer there, with their last numbers."""
 
 
 def coarse(staleness: int) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tianflow import plugins
+from tianflow.envs import episode_metrics
 from tianflow.envs.progress import EnvironmentProgress
 from tianflow.envs.using import with_environment
 from tianflow.envs.vector import VectorEnvironment, failures_named
@@ -414,7 +415,8 @@ def _from_spec(
 
 
 def _merging_what_is_read(vector: Any) -> Any:
-    """A synchronous ``vector`` that merges only action masks and final observations of infos.
+    """A synchronous ``vector`` that merges only action masks, final observations and metrics of
+    infos.
 
     A run reads nothing else of them, and Gymnasium cannot merge every pair of infos: values of
     different types or shapes raise.
@@ -424,6 +426,7 @@ def _merging_what_is_read(vector: Any) -> Any:
     def merge_read(infos: dict[str, Any], info: dict[str, Any], index: int) -> dict[str, Any]:
         read = {name: info[name] for name in ("action_mask", "final_obs") if name in info}
         merged: dict[str, Any] = merge(infos, read, index)
+        episode_metrics.merge(merged, info, index)
         return merged
 
     vector._add_info = merge_read  # noqa: SLF001 - as above

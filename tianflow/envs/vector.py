@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.core.payloads import Autoreset, EnvironmentSpec, Episode
+from tianflow.envs import episode_metrics
+from tianflow.envs.episode_metrics import Metrics
 from tianflow.envs.previous_step import PreviousStep
 from tianflow.envs.progress import EnvironmentProgress
 from tianflow.envs.spec import (
@@ -204,6 +206,9 @@ class VectorEnvironment:
         """Clock at the beginning of each environment's episode, from which its length follows."""
         self._clock = 0
         self._finished: tuple[list[int], list[Episode]] = [], []
+        self._noted: dict[int, dict[int, Metrics]] = {}
+        """Metrics of episodes that end, by unsettled row and environment."""
+        self._metrics: list[Metrics] = []
 
     @property
     def single(self) -> Any:
@@ -234,6 +239,7 @@ class VectorEnvironment:
         self._write_mask(info, mask)
         self._episode_begin[:], self._clock = 0, 0
         self._unsettled = 0
+        self._noted = {}
         self.take_finished()
 
     def step(self, stored: Array, row: StepRow) -> None:
@@ -280,6 +286,8 @@ class VectorEnvironment:
             )
         if self._previous is not None:
             self._previous.clear(row.observation, row.start)
+        if info and (episode_metrics.KEY in info or episode_metrics.FINAL in info):
+            self._note_metrics(info, np.flatnonzero(ends | cuts).tolist())
 
     def settle(
         self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array
@@ -312,13 +320,21 @@ class VectorEnvironment:
         if self.spec.clips_rewards:
             np.clip(reward, -1.0, 1.0, out=reward)
         self._count_episodes(over)
+        if self._noted:
+            self._count_metrics(over)
 
     def take_finished(self) -> tuple[list[int], list[Episode]]:
         """Episodes that ended in settled rows since the last call: environment indices, and
         episodes.
         """
         finished, self._finished = self._finished, ([], [])
+        self._metrics.clear()
         return finished
+
+    def take_metrics(self) -> list[Metrics]:
+        """Metrics of the episodes that `take_finished` returns next, of those that have any."""
+        metrics, self._metrics = self._metrics, []
+        return metrics
 
     def close(self) -> None:
         """Close the environments. Exceptions are ignored."""
@@ -384,6 +400,17 @@ class VectorEnvironment:
             self.observations.encode_where(first, over, row.observation)
             self._over[:] = False
             self._write_mask(first_info, row.mask, over)
+
+    def _note_metrics(self, info: dict[str, Any], ended: list[int]) -> None:
+        """Store the metrics in ``info`` of the environments whose episode has ``ended``."""
+        if ended and (metrics := episode_metrics.metrics_in(info, ended)):
+            self._noted[self._unsettled - 1] = metrics
+
+    def _count_metrics(self, over: Array) -> None:
+        """Record the noted metrics of the episodes that end where ``over`` [T, N]."""
+        for t, noted in self._noted.items():
+            self._metrics += [metrics for index, metrics in noted.items() if over[t, index]]
+        self._noted = {}
 
     def _count_episodes(self, over: Array) -> None:
         """Add the rewards to the returns, and record the episodes that end where ``over`` [T,

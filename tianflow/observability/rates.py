@@ -1,15 +1,21 @@
-"""Speeds of a run and shares of time, over the last 10, 60 and 300 seconds of samples."""
+"""Speeds, shares of time and learning of a run, over the last 10, 60 and 300 seconds of samples."""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
 
-from tianflow.core.statistics import RunStatistics
+from tianflow.core.learning import Sums, between
+from tianflow.core.statistics import RunStatistics, mean_or_none
+from tianflow.observability.learning import LearningTotals, loss_in
 
+Curves = Mapping[Literal["return", "loss"], Sequence[float | None]]
+"""Values in order, by what they show; None where one is missing."""
 WINDOWS = (10.0, 60.0, 300.0)
 SPACING = 1.0
 """Minimum seconds between two stored samples: about 300 of them cover 300 seconds."""
@@ -32,6 +38,8 @@ class Sample:
     """Like ``inserted``: items of replay."""
     held_back: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which each side of replay was blocked; empty without replay."""
+    learning: Sums = field(default_factory=dict)
+    """Sums of learning statistics."""
 
 
 class RunRates:
@@ -45,6 +53,7 @@ class RunRates:
         self._read = read
         # One more than the longest window holds: the window needs a sample at its far end.
         self._samples: deque[Sample] = deque(maxlen=int(WINDOWS[-1] / SPACING) + 2)
+        self._learning = LearningTotals()
 
     async def run(self, started: Callable[[], None]) -> None:
         """Sample once a second until cancelled."""
@@ -56,15 +65,14 @@ class RunRates:
     def sample(self) -> RunStatistics:
         """Take a sample now; the statistics behind it."""
         statistics = self._read()
-        returns = statistics.recent_returns
-        mean = sum(returns) / len(returns) if returns else None
         sample = Sample(
             statistics.now,
             statistics.env_steps,
             statistics.ledger.updates,
-            mean,
+            mean_or_none(statistics.recent_returns),
             _times(statistics),
             *_of_replay(statistics),
+            self._learning.update(statistics),
         )
         # The newest sample always stays. The one before it is removed if it is too close to its
         # predecessor.
@@ -144,6 +152,42 @@ class RunRates:
             for side, seconds in ends[1].held_back.items()
         }
 
+    def learning(self, window: float) -> dict[str, float]:
+        """Means of learning statistics over the last ``window`` seconds; the newest value of those
+        that have none in it. Empty before there is a sample.
+        """
+        if not self._samples:
+            return {}
+        ends, newest = self._ends(window), self._samples[-1].learning
+        values = {name: values.last for name, values in newest.items()}
+        if ends is not None:
+            lately = between(ends[0].learning, newest)
+            values |= {name: found.mean for name, found in lately.items()}
+        return values
+
+    def curves(self, points: int) -> Curves:
+        """Return and loss over the stored samples (300 seconds), each as at most ``points`` values
+        in order. A curve without a value is omitted.
+        """
+        samples = list(self._samples)
+        if len(samples) < 2:
+            return {}
+        parts = min(points, len(samples) - 1)
+        edges = [samples[place * (len(samples) - 1) // parts] for place in range(parts + 1)]
+        loss = loss_in(edges[-1].learning)
+        curves: Curves = {
+            "return": [edge.mean_return for edge in edges[1:]],
+            "loss": [
+                _mean_between(before.learning, after.learning, loss)
+                for before, after in pairwise(edges)
+            ],
+        }
+        return {
+            name: curve
+            for name, curve in curves.items()
+            if any(value is not None for value in curve)
+        }
+
     def _ends(self, window: float) -> tuple[Sample, Sample] | None:
         if len(self._samples) < 2:
             return None
@@ -152,6 +196,13 @@ class RunRates:
         first = min(bisect_left(times, newest.now - window), len(times) - 2)
         oldest = self._samples[first]
         return (oldest, newest) if newest.now > oldest.now else None
+
+
+def _mean_between(before: Sums, after: Sums, name: str | None) -> float | None:
+    if name is None or name not in after:
+        return None
+    found = between({name: before[name]} if name in before else {}, {name: after[name]})
+    return found[name].mean if found else None
 
 
 def _of_replay(run: RunStatistics) -> tuple[int, int, Mapping[str, float]]:

@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tianflow.core.jsonable import json_ready
+from tianflow.core.learning import StatisticSum, between
 from tianflow.core.moments import durations
-from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
+from tianflow.core.statistics import ReplayStatistics, RunStatistics, mean_or_none, quantile
 from tianflow.interfaces import SinkRun
 from tianflow.logs import logger, report_death
+from tianflow.observability.learning import LearningTotals
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import by_staleness
 from tianflow.observability.sinks import outlet as sinks
@@ -24,6 +26,7 @@ from tianflow.rundir.history import (
     CreditsInForce,
     HistoryFile,
     HistoryRow,
+    LearningMean,
     ReplayCounts,
     Row,
     TrainedStaleness,
@@ -65,6 +68,8 @@ class Recorder:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._rates = RunRates(read=run.statistics)
         self._before: RunStatistics | None = None
+        self._totals = LearningTotals()
+        self._learned: Mapping[str, StatisticSum] = {}
         self._offset = 0.0
         self._audited = 0
         self._resumed = False
@@ -106,8 +111,9 @@ class Recorder:
     def sample(self) -> Row:
         """Take a sample; the pending line."""
         statistics = self._rates.sample()
-        row = json_ready(self._row(statistics))
-        self._before = statistics
+        learned = self._totals.update(statistics)
+        row = json_ready(self._row(statistics, between(self._learned, learned)))
+        self._before, self._learned = statistics, learned
         self._pending = row if self._pending is None else merged(self._pending, row)
         return self._pending
 
@@ -150,8 +156,8 @@ class Recorder:
                 outlet.offer(row)
             self.count()
 
-    def _row(self, now: RunStatistics) -> HistoryRow:
-        ledger, returns, before = now.ledger, now.recent_returns, self._before
+    def _row(self, now: RunStatistics, learned: Mapping[str, StatisticSum]) -> HistoryRow:
+        ledger, before = now.ledger, self._before
         t = now.elapsed_s + self._offset
         span = 0.0 if before is None else now.now - before.now
         window = 0.0  # back to the sample before
@@ -165,7 +171,12 @@ class Recorder:
             env_steps=now.env_steps,
             updates=max(0, ledger.version.number),  # -1 before the first version
             episodes=now.episodes,
-            mean_return=sum(returns) / len(returns) if returns else None,
+            mean_return=mean_or_none(now.recent_returns),
+            mean_length=mean_or_none(now.recent_lengths),
+            learning={
+                name: LearningMean(count=values.number, mean=values.mean)
+                for name, values in learned.items()
+            },
             steps_per_s=self._rates.steps_per_s(window) if long_enough else None,
             updates_per_s=self._rates.updates_per_s(window) if long_enough else None,
             staleness=staleness_between(before, now),

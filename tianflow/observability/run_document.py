@@ -25,11 +25,14 @@ from tianflow.core.statistics import (
     ReplayStatistics,
     RunStatistics,
     coarse,
+    mean_or_none,
     quantile,
 )
-from tianflow.observability.rates import WINDOWS, RunRates
+from tianflow.observability.rates import WINDOWS, Curves, RunRates
 
 ENDED = ("done", "failed", "stopped")
+POINTS = 24
+"""Values of a curve, for a line of text."""
 Speeds = Mapping[Literal["10", "60", "300"], float | None]
 """By the seconds of the window; None before there are two samples."""
 _Picked = TypeVar("_Picked")
@@ -68,6 +71,19 @@ class RecentReturns(JsonDocument):
     mean: float | None
     min: float | None
     max: float | None
+    mean_length: float | None
+    """Mean length of these episodes, in steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningState(JsonDocument):
+    """Learning statistics by name: of updates (``train/...``) and of episodes (``rollout/...``)."""
+
+    values: Mapping[str, float]
+    """Mean over the last ten seconds; the newest value of a statistic that has none in them."""
+    curves: Curves
+    """Mean return of the last 100 episodes, and loss, over the last five minutes in at most 24
+    parts; None where a part has no value. A curve without any value is absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +307,7 @@ class RunDocument(JsonDocument):
     shares: Mapping[str, Mapping[str, float]]
     """Shares of the last minute in each state, by role."""
     returns: RecentReturns
+    learning: LearningState
     target: TargetProgress
     evaluation: Mapping[str, float] | None
     """Newest evaluation: ``version``, ``mean_return`` and ``episodes``."""
@@ -340,7 +357,8 @@ def describe(run: RunStatistics, config: Config, rates: RunRates) -> RunDocument
             updates_per_s={_key(window): rates.updates_per_s(window) for window in WINDOWS},
         ),
         shares=rates.shares(60.0),
-        returns=_returns(run.recent_returns),
+        returns=_returns(run.recent_returns, run.recent_lengths),
+        learning=LearningState(values=rates.learning(WINDOWS[0]), curves=rates.curves(POINTS)),
         target=TargetProgress(return_=run.target_return, reached_after_s=run.time_to_target_s),
         evaluation=run.evaluation or None,
         versions=RunVersions(
@@ -482,14 +500,15 @@ def _key(window: float) -> Any:
     return f"{window:.0f}"
 
 
-def _returns(returns: tuple[float, ...]) -> RecentReturns:
+def _returns(returns: tuple[float, ...], lengths: tuple[int, ...]) -> RecentReturns:
     if not returns:
-        return RecentReturns(episodes=0, mean=None, min=None, max=None)
+        return RecentReturns(episodes=0, mean=None, min=None, max=None, mean_length=None)
     return RecentReturns(
         episodes=len(returns),
         mean=sum(returns) / len(returns),
         min=min(returns),
         max=max(returns),
+        mean_length=mean_or_none(lengths),
     )
 
 

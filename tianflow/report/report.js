@@ -14,7 +14,7 @@ document.getElementById("charts").replaceChildren(grid);
 const panels = new Panels(grid);
 const staleness = stalenessChart();
 grid.prepend(staleness.node);
-// Paper has another width, and there charts out of sight are drawn again, too.
-for (const chart of [staleness, ...panels.charts.values()]) chart.watcher.disconnect();
 staleness.draw(stalenessPicture(rows, marks));
 panels.draw(rows, { target: { return: target } }, marks);
+// Paper has another width, and there charts out of sight are drawn again, too.
+for (const chart of [staleness, ...panels.charts.values()]) chart.watcher.disconnect();

@@ -74,6 +74,15 @@ class ReplayCounts(JsonDocument):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearningMean(JsonDocument):
+    """Mean of a learning statistic over the values of a span."""
+
+    count: NonNegativeInt
+    """Number of updates or episodes with a finite value."""
+    mean: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRow(JsonDocument):
     """A run over one span of time. Counts are since the run began, unless said otherwise. Lines of
     older versions lack some fields.
@@ -91,6 +100,10 @@ class HistoryRow(JsonDocument):
     episodes: NonNegativeInt
     mean_return: float | None
     """Mean return of the last 100 episodes of training."""
+    mean_length: float | None
+    """Mean length of the same episodes, in steps."""
+    learning: Mapping[str, LearningMean]
+    """Statistics of updates (``train/...``) and of episodes (``rollout/...``) over the span."""
     steps_per_s: float | None
     """Environment steps per second over the span."""
     updates_per_s: float | None
@@ -200,6 +213,7 @@ def merged(older: Row, newer: Row) -> Row:
     for rate in ("steps_per_s", "updates_per_s"):
         row[rate] = _mean(older.get(rate), newer.get(rate), spans)
     row["staleness"] = _merged_staleness(older.get("staleness") or {}, newer.get("staleness") or {})
+    row["learning"] = _merged_learning(older.get("learning") or {}, newer.get("learning") or {})
     row["shares"] = _merged_shares(older.get("shares") or {}, newer.get("shares") or {}, spans)
     row["durations"] = _merged_durations(older.get("durations") or {}, newer.get("durations") or {})
     row["marks"], cut = newest_marks([*(older.get("marks") or ()), *(newer.get("marks") or ())])
@@ -244,6 +258,16 @@ def _merged_staleness(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Row
         "bound": None if None in bounds else max(bounds, default=None),
         "counts": _added(older.get("counts") or {}, newer.get("counts") or {}),
     }
+
+
+def _merged_learning(older: Mapping[str, Row], newer: Mapping[str, Row]) -> dict[str, Row]:
+    found = {**older, **newer}
+    for name in older.keys() & newer.keys():
+        parts = (older[name], newer[name])
+        counts = (parts[0].get("count") or 0, parts[1].get("count") or 0)
+        mean = _mean(parts[0].get("mean"), parts[1].get("mean"), counts)
+        found[name] = {"count": sum(counts), "mean": mean}
+    return found
 
 
 def _added(older: Mapping[str, int], newer: Mapping[str, int]) -> dict[str, int]:

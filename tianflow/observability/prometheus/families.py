@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tianflow.core.statistics import MEASURES, Measures, RunStatistics
+from tianflow.core.statistics import MEASURES, Measures, RunStatistics, mean_or_none
+from tianflow.observability.learning import newest
 from tianflow.observability.prometheus.family import Family, Reader, Rows, counter, gauge, one
 from tianflow.observability.prometheus.fields import families_of, families_of_role
 from tianflow.observability.prometheus.replay import REPLAY_COMPUTED, shard_of
@@ -30,6 +31,14 @@ def _returns(read: Callable[[tuple[float, ...]], float]) -> Reader:
     return one(lambda run: read(run.recent_returns) if run.recent_returns else None)
 
 
+def _learning(role: str) -> Reader:
+    def rows(run: RunStatistics) -> Rows:
+        for name, value in newest(run, role).items():
+            yield (name,), value
+
+    return rows
+
+
 def _frames(run: RunStatistics) -> float:
     """Frames behind the steps of this process. The number of frames of a step is fixed."""
     return run.ledger.steps_committed * run.env_frames / run.env_steps if run.env_steps else 0
@@ -48,6 +57,24 @@ COMPUTED: tuple[Family, ...] = (
     ),
     gauge(
         "episode_return_max", "Highest return of the last 100 episodes of training.", _returns(max)
+    ),
+    gauge(
+        "episode_length_mean",
+        "Mean length of the last 100 episodes of training, in steps.",
+        one(lambda run: mean_or_none(run.recent_lengths)),
+    ),
+    gauge(
+        "learner_statistic",
+        "Newest value of a statistic of updates; 64 names at most.",
+        _learning("learner"),
+        "name",
+    ),
+    gauge(
+        "episode_metric",
+        "Newest value of a metric in the environments' info, the mean over actors; 64 names at "
+        "most.",
+        _learning("actor"),
+        "name",
     ),
     gauge(
         "evaluation_return_mean",

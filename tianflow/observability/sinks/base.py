@@ -7,8 +7,27 @@ from typing import Any, NamedTuple
 
 from tianflow.rundir.history import Row, is_number
 
-_CONTEXT = frozenset({"t", "time", "span_s", "marks", "env_steps", "generation"})
-"""Fields that locate a row in time and are not measurements."""
+_CONTEXT = frozenset({"t", "time", "span_s", "marks", "generation", "learning"})
+"""Fields that locate a row in time, or are converted on their own."""
+_NAMES: Mapping[str, str] = {
+    "mean_return": "rollout/ep_rew_mean",
+    "mean_length": "rollout/ep_len_mean",
+    "episodes": "rollout/episodes",
+    "updates": "train/n_updates",
+    "env_steps": "time/total_timesteps",
+    "steps_per_s": "time/fps",
+    "updates_per_s": "time/updates_per_s",
+    "staleness": "balance/staleness",
+    "queue": "balance/queue",
+    "credits": "balance/credits",
+    "dropped": "balance/dropped",
+    "violations": "balance/violations",
+    "replay": "replay",
+}
+"""Names of fields in sinks, those of Stable-Baselines3 where it has one. Other fields are
+``system/...``.
+"""
+_EVALUATION: Mapping[str, str] = {"mean_return": "eval/mean_reward"}
 
 
 class Point(NamedTuple):
@@ -20,20 +39,23 @@ class Point(NamedTuple):
 
 
 def points(row: Row) -> list[Point]:
-    """The evaluations in ``row``, each as ``evaluation/...``, then the numbers of the row by their
-    paths, for example ``staleness/p99``.
+    """The evaluations in ``row``, each as ``eval/...``, then the numbers of the row.
+
+    Learning is ``train/...`` and ``rollout/...``: means over the time since the row before, by the
+    names of the statistics. Other numbers are ``time/...``, ``balance/...``, ``replay/...`` and
+    ``system/...``, by their paths in the row (``balance/staleness/p99``).
     """
     step, now = int(row["env_steps"]), float(row["time"])
     found = [
-        Point(
-            step,
-            now - (float(row["t"]) - float(mark["t"])),
-            dict(_numbers(mark, "evaluation", {"t", "kind"})),
-        )
+        Point(step, now - (float(row["t"]) - float(mark["t"])), dict(_evaluation(mark)))
         for mark in row["marks"]
         if mark["kind"] == "evaluation"
     ]
-    return [*found, Point(step, now, dict(_numbers(row, "", _CONTEXT)))]
+    values = dict(_learning(row.get("learning") or {}))
+    for key, value in row.items():
+        if key not in _CONTEXT:
+            values |= _numbers(value, _NAMES.get(key, f"system/{key}"))
+    return [*found, Point(step, now, values)]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -45,12 +67,20 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _numbers(
-    tree: Mapping[str, Any], prefix: str, without: frozenset[str] | set[str]
-) -> Iterator[tuple[str, float]]:
-    for key, value in tree.items():
-        name = f"{prefix}/{key}" if prefix else key
-        if isinstance(value, Mapping):
-            yield from _numbers(value, name, frozenset())
-        elif key not in without and is_number(value):
-            yield name, float(value)
+def _evaluation(mark: Row) -> Iterator[tuple[str, float]]:
+    for key, value in mark.items():
+        if key not in {"t", "kind"}:
+            yield from _numbers(value, _EVALUATION.get(key, f"eval/{key}"))
+
+
+def _learning(learning: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, values in learning.items():
+        yield from _numbers(values.get("mean"), name)
+
+
+def _numbers(value: object, name: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _numbers(item, f"{name}/{key}")
+    elif isinstance(value, int | float) and is_number(value):
+        yield name, float(value)

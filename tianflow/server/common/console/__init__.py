@@ -33,6 +33,7 @@ FILES = (
     "dom.js",
     "fields.js",
     "icon.svg",
+    "learning.js",
     "panels.js",
     "polling.js",
     "rows.js",

@@ -3,7 +3,7 @@
 import { h, newId, s, setText } from "./dom.js";
 import { duration } from "./scales.js";
 
-const ROOM = { left: 46, right: 10, top: 10, bottom: 22 };
+const ROOM = { left: 54, right: 10, top: 10, bottom: 22 };
 const cursor = new EventTarget();
 let pointed = null;
 

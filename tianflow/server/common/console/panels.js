@@ -1,6 +1,7 @@
 // The charts of a run.
 
 import { area, Chart, dot, line } from "./charts.js";
+import { furtherCharts, LEARNING, OF_ALGORITHMS } from "./learning.js";
 import { number, percent, timeAxis, valueAxis } from "./scales.js";
 
 export const MOST_ROWS = 480;
@@ -39,6 +40,7 @@ const LINES = [
       Number.isFinite(run.target?.return) && run.target.return < 1e5 && { name: "target", css: "c2", steps: true, of: () => run.target.return },
     ],
   },
+  ...LEARNING,
   {
     key: "speed",
     title: "Speed",
@@ -108,15 +110,28 @@ const LINES = [
       { name: "learner", css: "c1", of: (row) => row.replay?.held_back?.draw },
     ],
   },
+  ...OF_ALGORITHMS,
 ];
 
 /** All charts except staleness, in a grid. */
 export class Panels {
   constructor(grid) {
     this.grid = grid;
-    this.charts = new Map(LINES.map((spec) => [spec.key, new Chart({ title: spec.title, unit: spec.unit, css: spec.shares ? "shares" : "" })]));
-    for (const [key, chart] of this.charts) chart.node.id = `chart-${key}`;
-    grid.replaceChildren(...[...this.charts.values()].map((chart) => chart.node));
+    this.charts = new Map();
+    grid.replaceChildren();
+    for (const spec of LINES) this.chart(spec);
+  }
+
+  /** The chart of `spec`, appended to the grid at its first use. */
+  chart(spec) {
+    let chart = this.charts.get(spec.key);
+    if (!chart) {
+      chart = new Chart({ title: spec.title, unit: spec.unit, css: spec.shares ? "shares" : "" });
+      chart.node.id = `chart-${spec.key}`;
+      this.charts.set(spec.key, chart);
+      this.grid.append(chart.node);
+    }
+    return chart;
   }
 
   close() {
@@ -126,8 +141,8 @@ export class Panels {
   /** Draw `rows`, with the run's document and `marks`. */
   draw(rows, run, marks) {
     const x = timeSpan(rows);
-    for (const spec of LINES) {
-      const chart = this.charts.get(spec.key);
+    for (const spec of [...LINES, ...furtherCharts(rows)]) {
+      const chart = this.chart(spec);
       const shown = spec.when ? spec.when(rows) : true;
       if (chart.node.hidden === shown) chart.node.hidden = !shown;
       if (shown) chart.draw({ rows, x, marks, ...(spec.shares ? sharePicture(spec.shares, rows) : linePicture(spec, rows, run)) });
@@ -157,7 +172,7 @@ export function linePicture(spec, rows, run) {
     key: found.name,
     name: found.name,
     css: found.css + (found.steps ? " steps" : ""),
-    text: (row) => text(found.of(row)),
+    text: (row) => text(found.of(row) ?? (found.holds && row === rows.at(-1) ? found.values.findLast(Number.isFinite) : undefined)),
   }));
   if (dots.length) legend.push({ key: "evaluations", name: "last evaluation", css: "c3 round", text: () => number(dots.at(-1).mean_return) });
   return {

@@ -73,6 +73,8 @@ function between(before, run, t, time) {
     env_steps: run.progress.env_steps,
     updates: run.progress.updates,
     mean_return: run.returns?.mean ?? null,
+    mean_length: run.returns?.mean_length ?? null,
+    learning: Object.fromEntries(Object.entries(run.learning?.values ?? {}).map(([name, value]) => [name, { count: 1, mean: value }])),
     steps_per_s: rate("env_steps"),
     updates_per_s: rate("updates"),
     staleness: stalenessBetween(before.staleness, run.staleness),
@@ -156,6 +158,7 @@ function merged(older, newer) {
   const row = { ...newer, span_s: weights[0] + weights[1], marks: [...(older.marks ?? []), ...(newer.marks ?? [])] };
   for (const rate of ["steps_per_s", "updates_per_s"]) row[rate] = mean(older[rate], newer[rate], weights);
   row.staleness = mergedStaleness(older.staleness ?? {}, newer.staleness ?? {});
+  row.learning = mergedLearning(older.learning ?? {}, newer.learning ?? {});
   row.shares = {};
   for (const role of new Set([...Object.keys(older.shares ?? {}), ...Object.keys(newer.shares ?? {})])) {
     const [first, second] = [older.shares?.[role], newer.shares?.[role]];
@@ -168,6 +171,15 @@ function mergedShares(first, second, weights) {
   const found = {};
   for (const state of new Set([...Object.keys(first), ...Object.keys(second)])) {
     found[state] = mean(first[state] ?? 0, second[state] ?? 0, weights);
+  }
+  return found;
+}
+
+function mergedLearning(older, newer) {
+  const found = { ...older, ...newer };
+  for (const name of Object.keys(older).filter((name) => name in newer)) {
+    const counts = [older[name]?.count ?? 0, newer[name]?.count ?? 0];
+    found[name] = { count: counts[0] + counts[1], mean: mean(older[name]?.mean, newer[name]?.mean, counts) };
   }
   return found;
 }

@@ -43,6 +43,7 @@ export function valueAxis(values, { zero = true, whole = false, count = 4, unit 
 function tickLabel(value, step) {
   const size = Math.max(Math.abs(value), step);
   const [scale, prefix] = size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : size >= 1e4 ? [1e3, "k"] : [1, ""];
+  if (value !== 0 && size < 1e-3) return minus(Number(value.toPrecision(3)).toExponential());
   const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(step / scale) + 1e-9)));
   const shown = (value / scale).toFixed(Math.abs(step / scale - Number((step / scale).toFixed(digits))) > 1e-9 ? digits + 1 : digits);
   return Number(shown) === 0 ? "0" : minus(shown) + prefix;

@@ -1,0 +1,59 @@
+"""Panels of learning: episode length, and the statistics of updates and episodes."""
+
+from __future__ import annotations
+
+from dashboards.panels import Json, lines, now
+
+LOSSES = "train/(loss|policy_loss|value_loss)"
+DIVERGENCES = "train/(approx_kl|kl)"
+
+
+def statistic(name: str) -> str:
+    """The newest values of the statistics whose names match."""
+    return now("learner_statistic", f'name=~"{name}"')
+
+
+def learning_panels() -> list[Json]:
+    """Beside the return: what updates and episodes report."""
+    return [
+        lines(
+            "Episode length",
+            "Mean length of the last 100 episodes of training, in steps.",
+            (now("episode_length_mean"), "{{run}}"),
+        ),
+        lines(
+            "Losses",
+            "Losses of the newest update.",
+            (statistic(LOSSES), "{{run}} {{name}}"),
+        ),
+        lines(
+            "Metrics of episodes",
+            "Newest values of the metrics in the environments' info.",
+            (now("episode_metric"), "{{run}} {{name}}"),
+        ),
+        lines(
+            "Entropy",
+            "Entropy of the policy in the newest update, in nats.",
+            (statistic("train/entropy"), "{{run}}"),
+            width=6,
+        ),
+        lines(
+            "KL divergence",
+            "Divergence of the policy within the newest update, and from the acting policy, in "
+            "nats.",
+            (statistic(DIVERGENCES), "{{run}} {{name}}"),
+            width=6,
+        ),
+        lines(
+            "Gradient norm",
+            "Norm of the gradient of the newest update, before clipping.",
+            (statistic("train/grad_norm"), "{{run}}"),
+            width=6,
+        ),
+        lines(
+            "Learning rate",
+            "Learning rate of the newest update.",
+            (statistic("train/learning_rate"), "{{run}}"),
+            width=6,
+        ),
+    ]
