@@ -80,6 +80,7 @@ def test_there_are_pages() -> None:
         "own-network",
         "own-launcher",
         "own-sink",
+        "learning-curves",
         "http-api",
         "settings-map",
         "staleness",

@@ -39,8 +39,8 @@ def test_an_installed_sink_gets_the_history_of_a_run(
     )
     lines = (finished.directory / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    assert UPDATES == rows[-1]["updates"]
+    assert UPDATES == rows[-1]["train/n_updates"]
     assert finished.summary["env_steps"] == rows[-1]["step"]
     assert [finished.summary["evaluation"]["mean_return"]] == [
-        row["evaluation/mean_return"] for row in rows if "evaluation/mean_return" in row
+        row["eval/mean_reward"] for row in rows if "eval/mean_reward" in row
     ]

@@ -33,7 +33,7 @@ def mean_epsilon(environments: int, *, epsilon: float, alpha: float) -> float:
     """Mean of ``epsilon ** (1 + alpha i / (environments - 1))`` over the environments i (Ape-X,
     arXiv 1803.00933, section 4.1): the mean of a geometric series.
     """
-    if environments == 1 or epsilon in (0.0, 1.0):
+    if alpha == 0.0 or environments == 1 or epsilon in (0.0, 1.0):
         return epsilon
     ratio: float = epsilon ** (alpha / (environments - 1))
     if ratio == 1.0:

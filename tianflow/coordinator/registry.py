@@ -82,7 +82,7 @@ class ComponentRegistry:
 
     @property
     def gone(self) -> tuple[ComponentStatistics, ...]:
-        """The last numbers of every component that is no longer there."""
+        """The last numbers of every component that has ended."""
         return tuple(last for name, last in self._newest.items() if name not in self._reports)
 
     @property

@@ -7,8 +7,9 @@ of a run of them.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tianflow.logs import logger
 
@@ -83,7 +84,10 @@ class LearningTally:
     def __init__(self, *, group: str, source: str, most: int = MOST_NAMES) -> None:
         self._group, self._source, self._most = group, source, most
         self._names: dict[object, str] = {}
-        self._sums: dict[str, StatisticSum] = {}
+        # Lists, because an update changes every sum: a tuple would cost as much as the arithmetic.
+        self._sums: dict[str, list[Any]] = {}
+        """Fields of `StatisticSum`, by name as given."""
+        self._lock = threading.Lock()
         self._warned: set[str] = set()
         self.refused = 0
         """Number of refused values."""
@@ -93,12 +97,12 @@ class LearningTally:
 
         A value that is not finite is accepted: `add` skips it.
         """
-        found: dict[str, float] = {}
+        names, found = self._names, {}
         for key, value in given.items():
             number = value if type(value) is float else as_number(value)
             if number is None:
                 self._refuse("value", f"{key!r:.80} is {value!r:.80}", "a number")
-            elif key in self._names or self._admit(key):
+            elif key in names or self._admit(key):
                 found[key] = number
         return found
 
@@ -107,20 +111,26 @@ class LearningTally:
         the mean for ever.
         """
         sums = self._sums
-        for key, number in numbers.items():
-            if not -GREATEST <= number <= GREATEST:  # nor NaN
-                continue
-            name = self._names[key]
-            before = sums.get(name)
-            if before is None:
-                sums[name] = StatisticSum(1, number, 0.0, number)
-            else:
-                total, error = _exact_sum(before.total, number)
-                sums[name] = StatisticSum(before.number + 1, total, before.rest + error, number)
+        with self._lock:
+            for key, number in numbers.items():
+                if not -GREATEST <= number <= GREATEST:  # nor NaN
+                    continue
+                if key not in sums:
+                    sums[key] = [0, 0.0, 0.0, 0.0]
+                values = sums[key]
+                # `_exact_sum` in place
+                before = values[1]
+                total = before + number
+                part = total - before
+                values[0] += 1
+                values[1] = total
+                values[2] += (before - (total - part)) + (number - part)
+                values[3] = number
 
     def read(self) -> dict[str, StatisticSum]:
         """The sums so far, by full name. Another thread may add meanwhile."""
-        return self._sums.copy()
+        with self._lock:
+            return {self._names[key]: StatisticSum(*values) for key, values in self._sums.items()}
 
     def _admit(self, key: object) -> bool:
         """Take ``key`` as a name if it is valid and there is room."""

@@ -1003,7 +1003,7 @@ class RunStatistics:
     earlier: Mapping[str, ComponentStatistics] = field(default_factory=dict)
     """Sums over the earlier incarnations of components, by name. Counters include them."""
     gone: tuple[ComponentStatistics, ...] = ()
-    """Components that are no longer there, with their last numbers."""
+    """Components that have ended, with their last numbers."""
 
 
 def coarse(staleness: int) -> int:
