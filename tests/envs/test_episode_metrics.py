@@ -68,6 +68,12 @@ class NativeVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 def play(environment: VectorEnvironment, steps: int) -> tuple[list[Any], list[Episode]]:
     """Metrics and episodes of ``steps`` steps, settled at once."""
+    settle(environment, steps)
+    return environment.take_metrics(), environment.take_finished()[1]
+
+
+def settle(environment: VectorEnvironment, steps: int) -> None:
+    """Take ``steps`` steps, and settle them at once."""
     n = environment.num_envs
 
     def leaves() -> dict[str, Any]:
@@ -80,7 +86,6 @@ def play(environment: VectorEnvironment, steps: int) -> tuple[list[Any], list[Ep
         environment.step(np.zeros(n, np.int64), row)
     flags = {name: np.zeros((steps, n), np.bool_) for name in ("terminated", "truncated", "valid")}
     environment.settle(reward=np.zeros((steps, n), np.float32), start=start, **flags)
-    return environment.take_metrics(), environment.take_finished()[1]
 
 
 def ready(environment: VectorEnvironment) -> VectorEnvironment:
@@ -107,10 +112,30 @@ def test_metrics_are_those_of_the_steps_since_the_last_call() -> None:
 
 def test_metrics_that_are_not_taken_do_not_pile_up() -> None:
     environment = ready(sync("SameStep"))
-    for _ in range(3):
-        play(environment, 3)
-        environment.take_finished()
+    settle(environment, 3)
+    assert 2 == len(environment.take_finished()[1])
     assert [] == environment.take_metrics()
+
+
+class RepeatingVector(NativeVector):
+    """Repeats the end of an episode in the step that only resets."""
+
+    def __init__(self) -> None:
+        super().__init__("NextStep")
+        self.over = np.zeros(2, np.bool_)
+
+    def step(self, actions: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.inner.step(actions)
+        repeated = terminated | self.over
+        self.over = terminated
+        return observation, reward, repeated, truncated, info
+
+
+def test_a_step_that_only_resets_has_no_metrics_whatever_its_flags() -> None:
+    environment = ready(VectorEnvironment(RepeatingVector(), "it"))
+    metrics, episodes = play(environment, 8)
+    assert len(episodes) == len(metrics) == 4
+    assert {3.0} == {each["t"] for each in metrics}
 
 
 def test_a_new_start_forgets_unsettled_metrics() -> None:

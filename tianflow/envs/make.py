@@ -426,7 +426,8 @@ def _merging_what_is_read(vector: Any) -> Any:
     def merge_read(infos: dict[str, Any], info: dict[str, Any], index: int) -> dict[str, Any]:
         read = {name: info[name] for name in ("action_mask", "final_obs") if name in info}
         merged: dict[str, Any] = merge(infos, read, index)
-        episode_metrics.merge(merged, info, index)
+        if episode_metrics.KEY in info or episode_metrics.FINAL in info:
+            episode_metrics.merge(merged, info, index)
         return merged
 
     vector._add_info = merge_read  # noqa: SLF001 - as above
