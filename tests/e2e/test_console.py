@@ -220,8 +220,15 @@ def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
     watched.reads(".head .state", "running")
     assert page.url.endswith(f"/#/runs/{live.name}"), "the token is not left in the address"
     watched.reads("#bound-now", "2")
-    assert points(page, "#chart-speed").count("L") >= 3, "charts start with the history"
-    for chart in ("#chart-speed", "#chart-updates", "#chart-staleness"):
+    for chart in ("#chart-losses", "#chart-speed", "#chart-length", "#chart-entropy"):
+        page.locator(chart).scroll_into_view_if_needed()  # outside the viewport it is not drawn
+        assert points(page, chart).count("L") >= 3, "charts start with the history"
+    legend = page.locator("#chart-losses .legend")
+    expect(legend).to_contain_text("policy_loss", timeout=PATIENCE_MS)
+    expect(legend).to_contain_text(re.compile(r"value_loss [\d.]+"), timeout=PATIENCE_MS)
+    further = page.locator('[id="chart-statistic-train/ess_ratio"]')
+    expect(further).to_contain_text("train/ess_ratio", timeout=PATIENCE_MS)
+    for chart in ("#chart-losses", "#chart-speed", "#chart-updates", "#chart-staleness"):
         until_redrawn(watched, chart)
     assert "bound 2" in (page.locator("#chart-staleness svg").get_attribute("aria-label") or "")
     expect(page.locator("#chart-staleness path.cell.level5")).not_to_have_attribute("d", "M0 0")

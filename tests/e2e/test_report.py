@@ -108,6 +108,52 @@ def test_lines_are_where_their_numbers_are(browser: Browser, tmp_path: Path) -> 
     assert [] == viewed.errors
 
 
+def learned(**values: float) -> dict[str, Any]:
+    """Learning of a row, by name with ``__`` for the group."""
+    return {name.replace("__", "/"): {"count": 2, "mean": value} for name, value in values.items()}
+
+
+def test_losses_have_gaps_without_updates_and_the_legend_holds_their_last_value(
+    browser: Browser, tmp_path: Path
+) -> None:
+    losses = [2.0, 1.0, None, 0.5, 0.25, None]
+    rows = [
+        row(10.0 * t, mean_length=float(t), learning={} if x is None else learned(train__loss=x))
+        for t, x in enumerate(losses)
+    ]
+    viewed = Viewed(browser, tmp_path, report(records(*rows), now=NOW))
+    path, *others = viewed.paths("chart-losses", "line")
+    assert [2, 2] == [len(points) for points in runs(path)]
+    assert ["M0 0", "M0 0"] == others
+    assert ["loss 0.25", "policy_loss –", "value_loss –"] == viewed.legend("chart-losses")
+    [length] = viewed.paths("chart-length", "line")
+    assert [6] == [len(points) for points in runs(length)]
+    assert [] == viewed.errors
+
+
+def test_charts_of_statistics_are_those_that_the_run_has(browser: Browser, tmp_path: Path) -> None:
+    known = learned(train__entropy=0.5, train__kl=0.01, mine__score=3.0, rollout__success=1.0)
+    rows = [row(float(t), learning=known if t % 2 else {}) for t in range(6)]
+    viewed = Viewed(browser, tmp_path, report(records(*rows), now=NOW))
+    titles = viewed.titles()
+    assert {"Losses", "Entropy", "KL divergence", "mine/score", "rollout/success"} <= set(titles)
+    assert not {"Clip fraction", "Exploration", "Action values"} & set(titles)
+    assert ["kl 0.01"] == viewed.legend("chart-kl")
+    further = viewed.page.locator('[id="chart-statistic-mine/score"] .legend li')
+    assert ["score 3"] == further.all_text_contents()
+    assert [] == viewed.errors
+
+
+def test_a_history_of_an_older_version_has_charts_without_learning(
+    browser: Browser, tmp_path: Path
+) -> None:
+    viewed = Viewed(browser, tmp_path, report(records(*map(row, map(float, range(6)))), now=NOW))
+    assert {"Return", "Losses", "Episode length", "Speed"} <= set(viewed.titles())
+    assert "Entropy" not in viewed.titles()
+    assert ["loss –", "policy_loss –", "value_loss –"] == viewed.legend("chart-losses")
+    assert [] == viewed.errors
+
+
 def test_a_bound_is_a_step_and_an_unbounded_time_a_gap_in_it(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -144,6 +190,7 @@ def test_hostile_texts_stay_texts(browser: Browser, tmp_path: Path) -> None:
     evil = {
         "shares": {"learner": {EVIL: 1.0}},
         "dropped": {EVIL: 1},
+        "learning": {EVIL: {"count": 1, "mean": 1.0}},
         "bottleneck": EVIL,
         "marks": [{"t": 1.0, "kind": "change", "paths": [EVIL]}],
     }
