@@ -183,10 +183,17 @@ def total(rows: list[dict[str, Any]], name: str) -> tuple[int, float]:
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
-def test_every_update_of_a_run_and_of_its_resumed_part_is_in_its_history(tmp_path: Path) -> None:
+@pytest.mark.parametrize("interval", [0.05, 3600.0])
+def test_every_update_of_a_run_and_of_its_resumed_part_is_in_its_history(
+    tmp_path: Path, interval: float
+) -> None:
+    """Also of a run that ends before the second report of its components."""
+
     def config(updates: int) -> Config:
         return cartpole(
-            env={"id": f"{__name__}:Measured"}, run={"name": "one", "max_updates": updates}
+            env={"id": f"{__name__}:Measured"},
+            run={"name": "one", "max_updates": updates},
+            metrics={"interval_s": interval},
         )
 
     first = tianflow.train(config(4), runs_dir=tmp_path)
