@@ -116,6 +116,12 @@ def test_killed_and_stopped_hosts_come_back_and_the_ledger_stays_sound(tmp_path:
         assert 0 == live.result["trajectories"]["open"]
 
 
+def learned(live: LiveRun) -> int:
+    """Number of updates whose loss is in the history."""
+    rows = read_rows(live.directory / NAME)
+    return sum(row["learning"].get("train/loss", {}).get("count", 0) for row in rows)
+
+
 def test_a_lost_learner_goes_on_in_a_new_lineage_from_the_last_checkpoint(tmp_path: Path) -> None:
     with harness.run(tmp_path, **MANY | {"checkpoint__every_s": 3600.0}) as live:
         live.until_training(more=5)
@@ -124,9 +130,13 @@ def test_a_lost_learner_goes_on_in_a_new_lineage_from_the_last_checkpoint(tmp_pa
         before = live.status()["versions"]["learner"]
         assert (saved.lineage, 1) == (before["lineage"], 1)
         live.kill("learner")
+        counted = learned(live)
         live.until("a new lineage", lambda: live.status()["versions"]["learner"]["lineage"] == 2)
         assert saved.number <= live.status()["versions"]["learner"]["number"]
         live.until_training(more=10)
+        live.until("losses of the new lineage", lambda: learned(live) > counted + 5)
+        # of the lost learner those that it had not reported are missing, and none counts twice
+        assert learned(live) <= live.metric("learner_updates_total")
         assert 2 == CheckpointStore.load(live.until_checkpoint()).version.lineage
         sound(live)
 
