@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.panels import Json, lines, now
 
-LOSSES = "train/(loss|policy_loss|value_loss)"
+LOSSES = "train/(loss|value_loss)"
 DIVERGENCES = "train/(approx_kl|kl)"
 
 
@@ -25,6 +25,13 @@ def learning_panels() -> list[Json]:
             "Losses",
             "Losses of the newest update.",
             (statistic(LOSSES), "{{run}} {{name}}"),
+            width=6,
+        ),
+        lines(
+            "Policy loss",
+            "Policy loss of the newest update; a value loss is often thousands of times as large.",
+            (statistic("train/policy_loss"), "{{run}}"),
+            width=6,
         ),
         lines(
             "Metrics of episodes",

@@ -224,7 +224,8 @@ def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
         page.locator(chart).scroll_into_view_if_needed()  # outside the viewport it is not drawn
         assert points(page, chart).count("L") >= 3, "charts start with the history"
     legend = page.locator("#chart-losses .legend")
-    expect(legend).to_contain_text("policy_loss", timeout=PATIENCE_MS)
+    policy = page.locator("#chart-policy-loss .legend")
+    expect(policy).to_contain_text(re.compile(r"policy_loss [−\d.]+"), timeout=PATIENCE_MS)
     expect(legend).to_contain_text(re.compile(r"value_loss [\d.]+"), timeout=PATIENCE_MS)
     further = page.locator('[id="chart-statistic-train/ess_ratio"]')
     expect(further).to_contain_text("train/ess_ratio", timeout=PATIENCE_MS)

@@ -27,7 +27,7 @@ function chart(key, title, names, { unit = UPDATES, always = false, ...more } = 
 
 /** Charts that every run has. */
 export const LEARNING = [
-  chart("losses", "Losses", ["train/loss", "train/policy_loss", "train/value_loss"], { always: true }),
+  chart("losses", "Losses", ["train/loss", "train/value_loss"], { always: true }),
   {
     key: "length",
     title: "Episode length",
@@ -38,6 +38,8 @@ export const LEARNING = [
 
 /** Charts that depend on the algorithm. */
 export const OF_ALGORITHMS = [
+  // A value loss is often thousands of times as large, so the policy loss has a scale of its own.
+  chart("policy-loss", "Policy loss", ["train/policy_loss"]),
   chart("entropy", "Entropy", ["train/entropy"], { unit: `nats, ${UPDATES}` }),
   chart("kl", "KL divergence", ["train/approx_kl", "train/kl"], { unit: `nats, ${UPDATES}`, zero: true }),
   chart("explained-variance", "Explained variance", ["train/explained_variance"]),
