@@ -28,7 +28,7 @@ from tianflow.hosts import event_loop as loops
 from tianflow.logs import logger
 from tianflow.observability.recorder import recorded
 from tianflow.observability.sinks.outlet import require_sinks
-from tianflow.planning import validation
+from tianflow.planning import starting, validation
 from tianflow.planning.layouts import draw_layout, trajectory_layout
 from tianflow.planning.resuming import check_resume, saved_settings
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
@@ -66,6 +66,7 @@ def train(
     config: str | Path | Mapping[str, object] | Config,
     overrides: Overrides = (),
     *,
+    env: str | None = None,
     resume: str | Path | None = None,
     runs_dir: str | Path = RUNS,
     http: bool = False,
@@ -73,8 +74,11 @@ def train(
     """Train until the run ends. Blocks; works inside and outside a main guard.
 
     Args:
-        config: a TOML file, a shipped name such as ``"cartpole_ppo"``, a table, or a `Config`.
+        config: a TOML file, a shipped name such as ``"cartpole_ppo"``, a table, or a `Config`. With
+            ``env``, the name of an algorithm.
         overrides: ``{"balance.max_staleness": 1}`` or ``["balance.max_staleness=1"]``.
+        env: an environment. The settings are those of the preset for this algorithm and
+            environment, or else defaults for this kind of environment.
         resume: a run or checkpoint to continue.
         runs_dir: directory of all runs.
         http: whether to serve control and metrics beside the run.
@@ -89,9 +93,7 @@ def train(
     loops.require_none(
         "train", instead="async with tianflow.open_run(...) as run: summary = await run.wait()"
     )
-    settings = (
-        config if isinstance(config, Config) else config_loading.load_config(config, overrides)
-    )
+    settings = load_settings(config, overrides, env=env)
     if (used := used_up_run(settings, resume, Path(runs_dir))) is not None:
         for sentence in used[0]:
             log.warning(sentence)
@@ -105,6 +107,26 @@ def train(
             return FinishedRun(session.run.directory, session.run.snapshot.summary())
 
     return loops.run(whole())
+
+
+def load_settings(
+    config: str | Path | Mapping[str, object] | Config,
+    overrides: Overrides = (),
+    *,
+    env: str | None = None,
+) -> Config:
+    """The settings that `train` uses for these arguments.
+
+    Raises:
+        ConfigError: the config is refused.
+    """
+    if env is not None:
+        if not isinstance(config, str):
+            message = "is not the name of an algorithm, and with env an algorithm is expected"
+            accepted = ", ".join(BUILT_IN_ALGORITHMS)
+            raise ConfigError([Problem("config", None, message, accepted)])
+        return starting.start_config(config, env, overrides)
+    return config if isinstance(config, Config) else config_loading.load_config(config, overrides)
 
 
 def used_up_run(
@@ -132,6 +154,7 @@ async def open_run(
     config: str | Path | Mapping[str, object] | Config,
     overrides: Overrides = (),
     *,
+    env: str | None = None,
     resume: str | Path | None = None,
     runs_dir: str | Path = RUNS,
     http: bool = False,
@@ -139,9 +162,7 @@ async def open_run(
     """A run that continues while the context is open; leaving it stops the run. Arguments as for
     `train`.
     """
-    settings = (
-        config if isinstance(config, Config) else config_loading.load_config(config, overrides)
-    )
+    settings = await asyncio.to_thread(load_settings, config, overrides, env=env)
     prepared = await asyncio.to_thread(prepare, settings, resume, Path(runs_dir))
     async with opened(prepared, http=http) as session, _stopped_on_exit(session, "open_run"):
         yield RunHandle(session)

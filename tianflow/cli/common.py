@@ -64,6 +64,22 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="section.key=value", help="Settings that override those of CONFIG."),
 ]
+ConfigOrAlgorithm = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG|ALGORITHM",
+        help="TOML file, or name of a shipped config; with --env, an algorithm.",
+        autocompletion=complete_config,
+    ),
+]
+Env = Annotated[
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="ID",
+        help="Environment for ALGORITHM: a registered id, or module:attribute.",
+    ),
+]
 RunArgument = Annotated[
     str | None,
     typer.Argument(

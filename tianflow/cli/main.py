@@ -18,7 +18,8 @@ import typer
 from tianflow.cli.common import (
     RUNS,
     AsJson,
-    ConfigArgument,
+    ConfigOrAlgorithm,
+    Env,
     Overrides,
     RunArgument,
     RunsDir,
@@ -97,7 +98,14 @@ def _show_warnings() -> None:
     configure(level="WARNING")
 
 
-def _load(source: str, overrides: list[str] | None) -> Config:
+def _load(source: str, overrides: list[str] | None, env: str | None = None) -> Config:
+    """The settings of a config, or of an algorithm on ``env``, whose origin is printed."""
+    if env is not None:
+        from tianflow.planning.starting import origin, start_config
+
+        config = start_config(source, env, overrides or (), report=print_error)
+        print_error(origin(config))
+        return config
     from tianflow.config.loading import load_config
 
     return load_config(source, overrides or ())
@@ -108,13 +116,14 @@ def train(
     config: Annotated[
         str | None,
         typer.Argument(
-            metavar="CONFIG",
-            help="TOML file or shipped name; optional with --resume.",
+            metavar="CONFIG|ALGORITHM",
+            help="TOML file or shipped name, optional with --resume; with --env, an algorithm.",
             autocompletion=complete_config,
         ),
     ] = None,
     overrides: Overrides = None,
     *,
+    env: Env = None,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -142,10 +151,13 @@ def train(
         typer.Option("--until-eof", help="End of standard input as a signal to stop."),
     ] = False,
 ) -> None:
-    """Train a policy from CONFIG."""
+    """Train a policy from CONFIG, or with ALGORITHM on the environment of --env.
+
+    ALGORITHM uses the preset for that environment, or else defaults for its kind.
+    """
     with exit_codes():
         _show_warnings()
-        settings = _training_config(config, overrides or [], resume, runs_dir)
+        settings = _training_config(config, overrides or [], env, resume, runs_dir)
         from tianflow import api
         from tianflow.cli import train as training
         from tianflow.config import rules as config_rules
@@ -181,14 +193,17 @@ def _show_used_up(used: FinishedRun, *, json_line: bool, require_target: bool) -
 
 
 def _training_config(
-    config: str | None, overrides: list[str], resume: str | None, runs_dir: Path
+    config: str | None, overrides: list[str], env: str | None, resume: str | None, runs_dir: Path
 ) -> Config:
-    """The given config, or that of the resumed run."""
+    """The given config, that of an algorithm on an environment, or that of the resumed run."""
     if config is not None and "=" in config and not Path(config).exists():
         overrides = [config, *overrides]
         config = None
+    if env is not None and (config is None or resume is not None):
+        what = "needs an algorithm before it" if config is None else "starts a run, --resume not"
+        raise typer.BadParameter(what, param_hint="--env")
     if config is not None:
-        return _load(config, overrides)
+        return _load(config, overrides, env)
     if resume is None:
         raise typer.BadParameter(
             "is missing; name a config, or a run with --resume", param_hint="CONFIG"
@@ -210,8 +225,8 @@ def _training_config(
 
 
 @app.command()
-def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
-    """Check CONFIG and report every problem.
+def validate(config: ConfigOrAlgorithm, overrides: Overrides = None, *, env: Env = None) -> None:
+    """Check CONFIG, or ALGORITHM with --env, and report every problem.
 
     It also reports the costs of the settings. No run is started.
     """
@@ -219,7 +234,7 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
         from tianflow.observability.sinks.outlet import require_sinks
         from tianflow.planning.validation import require_valid
 
-        settings = _load(config, overrides)
+        settings = _load(config, overrides, env)
         require_sinks(settings)
         validation = require_valid(settings, report=print_error)
     spec = validation.spec
@@ -300,9 +315,10 @@ def examine(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
 @config_app.command("show")
 def config_show(
-    config: ConfigArgument,
+    config: ConfigOrAlgorithm,
     overrides: Overrides = None,
     *,
+    env: Env = None,
     resolved: Annotated[
         bool,
         typer.Option(
@@ -310,11 +326,11 @@ def config_show(
         ),
     ] = False,
 ) -> None:
-    """Print CONFIG as TOML, with overrides."""
+    """Print CONFIG, or the settings of ALGORITHM with --env, as TOML with overrides."""
     with exit_codes():
         from tianflow.config.loading import to_toml
 
-        echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
+        echo(to_toml(_load(config, overrides, env), only_changed=not resolved), nl=False)
 
 
 config_app.command("list")(list_configs)

@@ -261,6 +261,9 @@ def read_tables(source: str | Path) -> Table:
 
 
 def _unknown_config(source: str, known: Mapping[str, Path]) -> Problem:
+    if source in BUILT_IN_ALGORITHMS:
+        message = "is an algorithm, and needs an environment"
+        return Problem(source, None, message, f'{source} --env ID; in Python env="ID"')
     accepted = "a TOML file, or one of " + ", ".join(sorted(known))
     return Problem(
         source, None, "is not a config", accepted, plugins.nearest(Path(source).stem, tuple(known))

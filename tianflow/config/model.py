@@ -349,6 +349,10 @@ class RunSettings(Section):
     """Seed of networks, exploration and environments."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")] | None = None
     """Name of the run and its directory; None: derived from algorithm and time."""
+    preset: Annotated[str, Field(max_length=200)] | None = None
+    """Origin of the settings: the preset or the defaults that ``train ALGORITHM --env ID`` chose.
+    It has no effect.
+    """
     target_return: float | None = None
     """Mean return that ends the run, measured by an evaluation of the newest version; None: no
     target.

@@ -25,6 +25,17 @@ _BOUNDS = {
     "less_than": "<",
     "less_than_equal": "<=",
 }
+_MAIN = {
+    "actors": "actors.count",
+    "algorithm": "algorithm.name",
+    "env": "env.id",
+    "network": "network.name",
+    "balance": "balance.max_staleness",
+    "learner": "learner.device",
+    "inference": "inference.servers",
+    "placement": "placement.launcher",
+}
+"""The setting that users mean who give a value to a section."""
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -128,6 +139,8 @@ def _problem(
             "" if section is None else f"a section [{path}] with " + ", ".join(_required(section))
         )
         return Problem(path, None, "is required", accepted)
+    if kind == "model_type" and path in _MAIN:
+        return Problem(path, value, "is a section, not a setting", "section.key", _MAIN[path])
     if kind in _BOUNDS:
         return Problem(
             path,
