@@ -1,4 +1,7 @@
-"""``python -m benchmarks [NAME ...]``: run benchmarks, print their tables, write their results."""
+"""``python -m benchmarks [NAME ...]``: run benchmarks, print their tables, write their results.
+
+``python -m benchmarks presets`` trains the shipped presets, see `benchmarks.studies.presets`.
+"""
 
 from __future__ import annotations
 
@@ -143,6 +146,10 @@ def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
 
 def main() -> int:
     """Run the benchmarks that the command line names. Return 1 if one could not run."""
+    if sys.argv[1:2] == ["presets"]:  # a matrix of runs with options of its own
+        from benchmarks.studies import presets
+
+        return presets.main(sys.argv[2:])
     chosen = arguments(sys.argv[1:])
     # exiting ends the children on the way out
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

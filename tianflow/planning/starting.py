@@ -23,12 +23,13 @@ def start_config(
     env: str,
     overrides: Overrides = (),
     *,
+    presets: bool = True,
     report: Callable[[str], None] = validation.log.warning,
 ) -> Config:
     """The settings of a run of ``algorithm`` on environment ``env``. Overrides win.
 
-    ``run.preset`` names their origin. Without a preset, the environment is made once to see its
-    kind; ``report`` is called while that takes long.
+    ``run.preset`` names their origin. Without a preset, or with ``presets`` False, the environment
+    is made once to see its kind; ``report`` is called while that takes long.
 
     Raises:
         ConfigError: a name does not exist, or settings are refused. It names every problem.
@@ -39,7 +40,7 @@ def start_config(
         if given.get(path, value) != value:
             message = f"contradicts {value!r}, which the command names"
             raise ConfigError([Problem(path, given[path], message, "one of the two, once")])
-    preset = preset_of(algorithm, env)
+    preset = preset_of(algorithm, env) if presets else None
     if preset is not None:
         tables: dict[str, Any] = read_tables(shipped()[preset])
         origin = f"preset {preset}"
