@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from tianflow import __main__
 from tianflow.cli import client
 from tianflow.cli import main as cli
-from tianflow.cli.common import complete_config, complete_run
+from tianflow.cli.common import complete_config, complete_config_or_algorithm, complete_run
 from tianflow.config.loading import load_config, settings_in_force, with_changes, write_config
 from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, RunError, StateConflictError
@@ -90,6 +90,46 @@ def test_train_passes_on_the_config_and_its_options(api: Api, tmp_path: Path) ->
         done.exit_code,
         api.calls,
     )
+
+
+def test_an_algorithm_and_an_environment_are_a_run_and_the_origin_of_its_settings_is_one_line(
+    api: Api,
+) -> None:
+    done = run("train", "ppo", "--env", "CartPole-v1", "run.seed=7")
+    origin = "preset cartpole_ppo"
+    config = load_config("cartpole_ppo", {"run.seed": 7, "run.preset": origin})
+    assert (0, [config]) == (done.exit_code, [call[0] for call in api.calls])
+    assert f"settings: {origin}\n" == done.stderr
+
+
+def test_validate_and_config_show_take_what_train_takes() -> None:
+    arguments = ("ppo", "--env", "CartPole-v1", "env.num_envs=16")
+    shown = run("config", "show", *arguments)
+    config = load_config(tomllib.loads(shown.stdout))
+    assert (16, "preset cartpole_ppo") == (config.env.num_envs, config.run.preset)
+    assert "16 x CartPole-v1" in run("validate", *arguments).stdout
+    assert "settings: preset cartpole_ppo\n" == shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ppo"], "ppo: is an algorithm, and needs an environment; accepted: ppo --env ID"),
+        (["--env", "CartPole-v1"], "needs an algorithm"),
+        (["ppo", "--env", "CartPole-v1", "--resume", "demo"], "starts a new run"),
+        (["cartpole_ppo", "--env", "Acrobot-v1"], "the override env.id=Acrobot-v1"),
+        (["ppu", "--env", "CartPole-v1"], "did you mean 'ppo'?"),
+        (["ppo", "--env", "NoSuch-v1"], "env.id = 'NoSuch-v1'"),
+        (["ppo", "--env", "CartPole-v1", "env.id=Acrobot-v1"], "contradicts 'CartPole-v1'"),
+        (["ppo", "--env", "CartPole-v1", "actors=4"], "did you mean 'actors.count'?"),
+    ],
+)
+def test_a_wrong_pair_of_algorithm_and_environment_is_refused_with_the_right_form(
+    api: Api, arguments: list[str], said: str
+) -> None:
+    done = run("train", *arguments)
+    assert (2, []) == (done.exit_code, api.calls)
+    assert said in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -663,12 +703,14 @@ def test_a_shell_completes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [
         "cartpole_a2c",
         "cartpole_apex",
+        "cartpole_dqn",
         "cartpole_impala",
         "cartpole_ppo",
         "cartpole_seed",
         "cartoon.toml",
         "carts/",
     ] == complete_config("cart")
+    assert ["ppo"] == complete_config_or_algorithm("pp")
     environment = {
         "_TIANFLOW_COMPLETE": "complete_bash",
         "COMP_WORDS": "tianflow pause o",

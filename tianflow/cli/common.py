@@ -34,6 +34,14 @@ def complete_config(incomplete: str) -> list[str]:
     return [name for name in (*shipped(), *files) if name.startswith(incomplete)]
 
 
+def complete_config_or_algorithm(incomplete: str) -> list[str]:
+    """Shell completion: as `complete_config`, after the built-in algorithms."""
+    from tianflow.config.model import BUILT_IN_ALGORITHMS
+
+    algorithms = [name for name in BUILT_IN_ALGORITHMS if name.startswith(incomplete)]
+    return algorithms + complete_config(incomplete)
+
+
 def complete_run(incomplete: str) -> list[str]:
     """Shell completion: active runs in ``runs`` that start with ``incomplete``."""
     return sorted(
@@ -69,7 +77,7 @@ ConfigOrAlgorithm = Annotated[
     typer.Argument(
         metavar="CONFIG|ALGORITHM",
         help="TOML file, or name of a shipped config; with --env, an algorithm.",
-        autocompletion=complete_config,
+        autocompletion=complete_config_or_algorithm,
     ),
 ]
 Env = Annotated[

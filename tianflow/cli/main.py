@@ -24,7 +24,7 @@ from tianflow.cli.common import (
     RunArgument,
     RunsDir,
     complete_any_run,
-    complete_config,
+    complete_config_or_algorithm,
     complete_run,
     echo,
     exit_codes,
@@ -118,7 +118,7 @@ def train(
         typer.Argument(
             metavar="CONFIG|ALGORITHM",
             help="TOML file or shipped name, optional with --resume; with --env, an algorithm.",
-            autocompletion=complete_config,
+            autocompletion=complete_config_or_algorithm,
         ),
     ] = None,
     overrides: Overrides = None,
@@ -200,7 +200,7 @@ def _training_config(
         overrides = [config, *overrides]
         config = None
     if env is not None and (config is None or resume is not None):
-        what = "needs an algorithm before it" if config is None else "starts a run, --resume not"
+        what = "needs an algorithm" if config is None else "starts a new run; omit --resume"
         raise typer.BadParameter(what, param_hint="--env")
     if config is not None:
         return _load(config, overrides, env)
