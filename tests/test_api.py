@@ -359,6 +359,35 @@ def test_a_run_ends_by_saying_where_its_policy_lies_and_what_can_be_done_with_it
     )
 
 
+@pytest.mark.parametrize(
+    ("evaluated", "returns", "differ"),
+    [
+        (-500.0, [-85.0] * 20, True),
+        (-100.0, [-85.0] * 20, False),
+        (500.0, [200.0] * 20, False),  # exploration costs return
+        (0.0, [1.0, 1.0, 1.0, 0.0] * 5, True),
+        (0.0, [0.0, 0.0, 0.0, 1.0] * 5, False),  # within the spread of episodes
+        (-500.0, [-85.0] * 9, False),
+    ],
+)
+def test_a_policy_that_needs_its_random_actions_is_noted(evaluated, returns, differ):
+    found = train.disagreement({"mean_return": evaluated, "episodes": 100}, returns)
+    assert differ == (found is not None)
+    assert train.disagreement({"mean_return": evaluated, "episodes": 9}, returns) is None
+    assert train.disagreement({}, returns) is None
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_note_on_random_actions_stands_at_the_end_of_training(
+    tmp_path, monkeypatch, capsys, deterministic
+):
+    monkeypatch.setattr(train, "disagreement", lambda *_: "they differ")
+    config = cartpole(evaluation={"deterministic": deterministic})
+    options = {"resume": None, "http": False, "json_line": False, "require_target": False}
+    assert 0 == train.run(config, runs_dir=tmp_path, plain=True, **options)
+    assert deterministic == ("note: they differ" in capsys.readouterr().out)
+
+
 def test_a_run_whose_policy_could_not_be_kept_says_so_and_has_not_succeeded(
     tmp_path, capsys, monkeypatch
 ):

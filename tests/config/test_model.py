@@ -193,7 +193,7 @@ def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
         ("env.num_envs=0", "env.num_envs", "a number > 0", ""),
         ("run.max_env_steps=2.5", "run.max_env_steps", "a whole number", ""),
         ("run.seed=4294967296", "run.seed", "a number < 4294967296", ""),
-        ("env=3", "env", "a table of settings", ""),
+        ("env=3", "env", "a table of settings", "env.id"),
         ("env.wrappers=[3]", "env.wrappers.0", "a string", ""),
         ("network.hidden=64", "network.hidden", "a list", ""),
         ("network.hidden=[64, 'a']", "network.hidden.1", "a whole number", ""),

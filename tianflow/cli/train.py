@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from tianflow.rundir.summary import EOF, lost
 log = logger("screen")
 
 STDIN = 0
+EPISODES_TO_COMPARE = 10
+"""Episodes of training and of evaluation from which their returns are compared."""
 
 
 def run(
@@ -121,6 +124,35 @@ async def _run_with_screen(
                 screen.cancel()
                 await asyncio.gather(screen, return_exceptions=True)
             summary.update(session.run.snapshot.summary())
+            returns = session.run.snapshot.statistics().recent_returns
+            if prepared.config.evaluation.deterministic and (
+                sentence := disagreement(summary.get("evaluation") or {}, returns)
+            ):
+                console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
+
+
+def disagreement(evaluation: Mapping[str, float], returns: Sequence[float]) -> str | None:
+    """A sentence for a policy whose most probable actions are far worse than its sampled ones; None
+    otherwise.
+
+    Far worse: by more than half of the training return, and by more than one standard deviation of
+    training episodes. Actions of exploration make a training return worse, not better.
+
+    Args:
+        evaluation: ``mean_return`` and ``episodes`` of the last evaluation, of the most probable
+            actions.
+        returns: of the last training episodes.
+    """
+    if min(len(returns), evaluation.get("episodes", 0)) < EPISODES_TO_COMPARE:
+        return None
+    trained, evaluated = statistics.fmean(returns), evaluation["mean_return"]
+    if trained - evaluated <= max(abs(trained) / 2, statistics.pstdev(returns)):
+        return None
+    return (
+        f"the most probable actions have a mean return of {evaluated:.4g}, training had "
+        f"{trained:.4g}: the policy needs its random actions; train longer, or evaluate it as it "
+        "trains, with evaluation.deterministic = false"
+    )
 
 
 def _show_failure(error: RunError) -> None:

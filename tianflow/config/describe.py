@@ -110,6 +110,8 @@ def settings_of(model: Any, section: str, live: tuple[str, ...]) -> Iterator[Set
     meaning, properties = meanings(model), model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
         path = f"{section}.{name}"
+        if field.exclude:  # only the base class has it
+            continue
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from settings_of(field.annotation, path, ())
             continue

@@ -10,7 +10,16 @@ import ctypes
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
 
 from tianflow.config.on_policy import AlgorithmSettings, Fraction
 from tianflow.core.payloads import EnvironmentSpec
@@ -23,6 +32,8 @@ NETWORKS = ("mlp", "nature_cnn", "impala_resnet")
 """Networks whose torsos these algorithms can use."""
 SCALE_ERROR = 0.01
 """Largest error of an end of a range that is scaled to -1..1."""
+ABSENT = "absent_setting"
+"""Kind of the error of a setting that only the base class has. Such a field is not written."""
 Rate = Annotated[float, Field(ge=0.0)]
 Updates = Annotated[int, Field(ge=0)]
 
@@ -38,8 +49,8 @@ def interpolate(start: float, end: float, updates: int, span: int) -> float:
 class OffPolicySettings(AlgorithmSettings):
     """Settings of every algorithm that learns from replay.
 
-    ``entropy_cost`` and ``value_cost`` of the base class have no effect here, and other values than
-    their defaults are refused.
+    The losses have no ``entropy_cost`` and no ``value_cost``: these settings of the base class are
+    refused, except for the defaults that older versions wrote, and they are not written.
     """
 
     live: ClassVar[tuple[str, ...]] = ("learning_rate",)
@@ -50,6 +61,8 @@ class OffPolicySettings(AlgorithmSettings):
     1803.00933).
     """
 
+    entropy_cost: Annotated[SkipJsonSchema[float], Field(exclude=True)] = 0.0
+    value_cost: Annotated[SkipJsonSchema[float], Field(exclude=True)] = 0.5
     max_grad_norm: PositiveFloat = 40.0
     """Largest norm of the gradient of each network."""
     batch_size: PositiveInt = 256
@@ -77,16 +90,13 @@ class OffPolicySettings(AlgorithmSettings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _no_cost_without_meaning(self) -> OffPolicySettings:
-        for field in ("entropy_cost", "value_cost"):
-            value = getattr(self, field)
-            if value != AlgorithmSettings.model_fields[field].default:
-                raise ValueError(
-                    f"{field} = {value}: the loss of {self.name} has no such term, so the setting "
-                    "would have no effect; leave it out"
-                )
-        return self
+    @field_validator("entropy_cost", "value_cost")
+    @classmethod
+    def _no_cost_without_meaning(cls, value: float, info: ValidationInfo) -> float:
+        assert info.field_name is not None
+        if value != cls.model_fields[info.field_name].default:
+            raise PydanticCustomError(ABSENT, "is not a setting of this algorithm")
+        return value
 
 
 class QSettings(OffPolicySettings):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from tianflow import plugins
+from tianflow.config.off_policy import ABSENT
 from tianflow.errors import Problem
 
 NULL_WORDS = frozenset({"", "~", "none", "null", "nil", "nothing", "undefined"})
@@ -25,6 +26,7 @@ _BOUNDS = {
     "less_than": "<",
     "less_than_equal": "<=",
 }
+_SECTION = "is a section, not a setting", "a table of settings, or section.key=value"
 _MAIN = {
     "actors": "actors.count",
     "algorithm": "algorithm.name",
@@ -96,14 +98,14 @@ def unknown_key(
     known = (
         tuple(live if not parents else live.get(parents[0], ()))
         if live is not None
-        else tuple(section.model_fields if section else ())
+        else tuple(_settings(section))
     )
     nearest = plugins.nearest(key, known) if search else ""
     if search and not nearest:
         elsewhere = [
             name
             for name, field in model.model_fields.items()
-            if key in getattr(field.annotation, "model_fields", {})
+            if [name] != parents and key in getattr(field.annotation, "model_fields", {})
         ]
         nearest = f"{elsewhere[0]}.{key}" if elsewhere else ""
     accepted = "one of " + ", ".join(sorted(known)) if known else ""
@@ -114,6 +116,12 @@ def unknown_key(
         accepted,
         nearest,
     )
+
+
+def _settings(section: type[BaseModel] | None) -> list[str]:
+    """Names of the fields of ``section`` that are settings, see `ABSENT`."""
+    fields = {} if section is None else section.model_fields
+    return [name for name, field in fields.items() if not field.exclude]
 
 
 def _owner(section: type[BaseModel] | None, parents: Sequence[str]) -> str:
@@ -131,7 +139,7 @@ def _problem(
 ) -> Problem:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     path = ".".join(keys)
-    if kind == "extra_forbidden":
+    if kind in {"extra_forbidden", ABSENT}:
         return unknown_key(model, keys, value, search=search)
     if kind == "missing":
         section = _section(model, keys)
@@ -140,7 +148,7 @@ def _problem(
         )
         return Problem(path, None, "is required", accepted)
     if kind == "model_type" and path in _MAIN:
-        return Problem(path, value, "is a section, not a setting", "section.key", _MAIN[path])
+        return Problem(path, value, _SECTION[0], _SECTION[1], _MAIN[path])
     if kind in _BOUNDS:
         return Problem(
             path,
