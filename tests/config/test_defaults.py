@@ -15,7 +15,10 @@ from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(0,))
 BOX = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, -1.0), high=(1.0, 1.0))
-KINDS = [Kind(continuous, side) for continuous in (False, True) for side in (None, 8, 84)]
+KINDS = [
+    *(Kind(continuous, side) for continuous in (False, True) for side in (None, 8, 84)),
+    Kind(continuous=False, states=True),
+]
 
 
 def settings(algorithm: str, kind: Kind, **given: Any) -> Config:
@@ -35,6 +38,10 @@ def test_the_kind_of_an_environment_is_its_actions_and_its_smallest_image() -> N
     images = [LeafSpec(str(side), (side, 90, 3), "uint8") for side in (84, 40)]
     assert Kind(continuous=False, smallest_image=None) == kind_of(spec(DISCRETE, numbers))
     assert Kind(continuous=True, smallest_image=40) == kind_of(spec(BOX, numbers, *images))
+    grid = LeafSpec("grid", (), "int64", (16,))
+    assert Kind(continuous=False, states=True) == kind_of(spec(DISCRETE, grid, grid))
+    assert Kind(continuous=False) == kind_of(spec(DISCRETE, grid, numbers))
+    assert "discrete actions and states" == str(kind_of(spec(DISCRETE, grid)))
     assert "continuous actions and images" == str(kind_of(spec(BOX, *images)))
 
 

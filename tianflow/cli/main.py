@@ -151,7 +151,7 @@ def train(
         typer.Option("--until-eof", help="End of standard input as a signal to stop."),
     ] = False,
 ) -> None:
-    """Train a policy from CONFIG, or with ALGORITHM on the environment of --env.
+    """Train a policy from CONFIG, or by ALGORITHM --env ID.
 
     ALGORITHM uses the preset for that environment, or else defaults for its kind.
     """
@@ -326,7 +326,10 @@ def config_show(
         ),
     ] = False,
 ) -> None:
-    """Print CONFIG, or the settings of ALGORITHM with --env, as TOML with overrides."""
+    """Print CONFIG, or ALGORITHM --env ID, as TOML.
+
+    Overrides are part of it.
+    """
     with exit_codes():
         from tianflow.config.loading import to_toml
 

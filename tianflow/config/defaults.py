@@ -1,8 +1,8 @@
 """Default settings of a run that has no config: by algorithm and by kind of environment.
 
 The values begin with the published defaults of Stable-Baselines3, in tianflow's terms. Overrides
-replace them. A default that depends on an overridden setting follows it: the batch of an update
-keeps its size when ``env.num_envs`` is given. This module does not import PyTorch.
+replace them. A default that depends on an overridden setting follows it: an update has the
+same number of steps when ``env.num_envs`` is given. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ Tables = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What decides about default settings: the actions, and images among the observations.
+    """Properties of an environment that decide about default settings.
 
-    ``smallest_image`` is the shortest side of an image, in pixels; None without an image.
+    Attributes:
+        continuous: the actions are numbers, not choices.
+        smallest_image: shortest side of an image, in pixels; None without an image.
+        states: every observation is a choice, such as the cell of a grid. The network sees it as
+            one input for each value, so states share no inputs.
     """
 
     continuous: bool
-    smallest_image: int | None
+    smallest_image: int | None = None
+    states: bool = False
 
     @property
     def images(self) -> bool:
@@ -48,7 +53,8 @@ class Kind:
 
     def __str__(self) -> str:
         actions = f"{'continuous' if self.continuous else 'discrete'} actions"
-        return f"{actions} and images" if self.images else actions
+        seen = "images" if self.images else "states" if self.states else None
+        return f"{actions} and {seen}" if seen else actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +65,14 @@ class Defaults:
         samples: steps in one update with one trajectory, T * N. None: T is in ``tables``.
         tables: settings for every environment.
         continuous: settings that differ with continuous actions.
+        states: settings that differ where all observations are choices.
         images: settings that differ with images, and ``image_samples`` instead of ``samples``.
     """
 
     tables: Mapping[str, Mapping[str, Any]]
     samples: int | None = None
     continuous: Mapping[str, Mapping[str, Any]] | None = None
+    states: Mapping[str, Mapping[str, Any]] | None = None
     images: Mapping[str, Mapping[str, Any]] | None = None
     image_samples: int | None = None
 
@@ -82,6 +90,7 @@ PPO = Defaults(
         "network": {"activation": "tanh"},
     },
     continuous={"env": {"normalisation": {"observations": True, "returns": True}}},
+    states={"algorithm": {"learning_rate": 1e-3, "entropy_cost": 0.01}},
     images={
         "algorithm": {
             "learning_rate": 2.5e-4,
@@ -202,7 +211,11 @@ BY_SETTINGS: tuple[tuple[type[AlgorithmSettings], Defaults], ...] = (
 def kind_of(spec: EnvironmentSpec) -> Kind:
     """The kind of an environment."""
     sides = [min(image_size(leaf.shape)[1:]) for leaf in spec.observation if is_image(leaf)]
-    return Kind(spec.action.kind == "box", min(sides, default=None))
+    return Kind(
+        continuous=spec.action.kind == "box",
+        smallest_image=min(sides, default=None),
+        states=all(leaf.categories for leaf in spec.observation),
+    )
 
 
 def default_tables(
@@ -224,6 +237,8 @@ def default_tables(
     parts = [found.tables]
     if kind.continuous and found.continuous:
         parts.append(found.continuous)
+    if kind.states and found.states:
+        parts.append(found.states)
     if kind.images and found.images:
         parts.append(found.images)
     for part in parts:

@@ -37,7 +37,7 @@ _MAIN = {
     "inference": "inference.servers",
     "placement": "placement.launcher",
 }
-"""The setting that users mean who give a value to a section."""
+"""The setting that is meant where a section gets a value."""
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
