@@ -97,6 +97,24 @@ def test_the_shipped_config_learns(config: str, target: float, tmp_path: Path) -
     assert bool(shards) == bool(result["trajectories"].get("inserted"))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "env", "steps", "score"),
+    [("a2c", "Acrobot-v1", 90_000, -200.0), ("ppo", "CartPole-v1", 50_000, 150.0)],
+)
+def test_an_algorithm_and_an_environment_without_a_config_learn(
+    algorithm: str, env: str, steps: int, score: float, tmp_path: Path
+) -> None:
+    """From defaults, and from a preset. Acrobot ends at -500 without learning, CartPole at 9."""
+    settings = {
+        "run.max_env_steps": steps,
+        "run.target_return": None,
+        "evaluation.episodes": 20,
+        "placement.affinity": "none",
+    }
+    finished = tianflow.train(algorithm, settings, env=env, runs_dir=tmp_path)
+    assert score <= finished.summary["evaluation"]["mean_return"]
+
+
 @pytest.mark.parametrize(("config", "slowdown"), [("cartpole_ppo", 3.0), ("cartpole_impala", 8.0)])
 def test_a_slow_learner_makes_data_as_old_as_the_bound_and_they_still_teach(
     config: str, slowdown: float, tmp_path: Path
