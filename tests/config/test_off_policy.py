@@ -110,6 +110,7 @@ def test_a_cost_that_the_loss_does_not_have_is_refused_by_path_with_the_settings
     assert (f"algorithm.{cost}", f"is not a setting of {name}") == (problem.path, problem.message)
     assert {"batch_size", "learning_rate"} <= set(re.findall(r"\w+", problem.accepted))
     assert cost not in problem.accepted
+    assert f"algorithm.{cost}" != problem.nearest
 
 
 @every_settings
