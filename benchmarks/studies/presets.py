@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib.util
+import importlib
 import json
 import os
 import queue
@@ -36,6 +36,8 @@ PAGE = machine.ROOT / "docs" / "presets.md"
 OUT = RESULTS / "presets.json"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 SEEDS = (1, 2, 3, 4, 5)
+ON_CPU = ("learner.device=cpu", "inference.device=cpu")
+"""The scores are those of two cores. Networks this small are slower on a GPU."""
 MARGIN = 1.25
 """Time that a run may take longer than the longest recorded run of its kind."""
 START_S = 15.0
@@ -192,7 +194,7 @@ def train(trial: Trial, seed: int, limit_s: float) -> Record:
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "config.toml"
             config.write_text(settings, encoding="utf-8")
-            what = ("train", config, f"run.seed={seed}", "placement.affinity=none")
+            what = ("train", config, f"run.seed={seed}", "placement.affinity=none", *ON_CPU)
             options = ("--plain", "--json", "--no-http", "--runs-dir", folder)
             done = child.run("tianflow", *what, *options, timeout_s=limit_s)
         answer = {
@@ -204,12 +206,28 @@ def train(trial: Trial, seed: int, limit_s: float) -> Record:
     return Record(trial.side, trial.name, seed, settings, **answer, wall_s=done.wall_s)
 
 
-def missing_package(env: str) -> str | None:
-    """The package to install for an environment; None if it is there."""
-    for beginning, module, package in NEEDED:
-        if env.startswith(beginning) and importlib.util.find_spec(module) is None:
-            return package
-    return None
+def missing_package(trial: Trial) -> str | None:
+    """The package to install for a trial; None if all are there."""
+    needed = [each for each in NEEDED if trial.env.startswith(each[0])]
+    if not trial.ours:
+        needed.append(("", "stable_baselines3", "stable-baselines3"))
+    return next((package for _, module, package in needed if not _can_import(module)), None)
+
+
+@cache
+def _can_import(module: str) -> bool:
+    """True if the module works. One that is found may lack its libraries."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
+
+
+@cache
+def _machine() -> dict[str, object]:
+    """The machine, which starts processes to describe itself."""
+    return machine.describe()
 
 
 def expected_s(trial: Trial, records: Iterable[Record]) -> float:
@@ -270,7 +288,7 @@ def write(path: Path, records: Iterable[Record]) -> None:
         key=lambda record: (order[record.side, record.name], record.seed),
     )
     text = json.dumps(
-        {"machine": machine.describe(), "runs": [asdict(record) for record in kept]}, indent=1
+        {"machine": _machine(), "runs": [asdict(record) for record in kept]}, indent=1
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}")
@@ -412,9 +430,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     wanted = []
     for trial in chosen(given):
-        package = missing_package(trial.env)
-        if package is None and not trial.ours and not importlib.util.find_spec("stable_baselines3"):
-            package = "stable-baselines3"
+        package = missing_package(trial)
         if package is not None:
             print(f"skipped: {trial.side} {trial.name} needs {package}", flush=True)
             continue
