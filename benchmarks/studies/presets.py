@@ -60,7 +60,7 @@ PRESETS: Mapping[str, float] = {
     "pendulum_sac": 120,
     "pendulum_td3": 120,
     "frozenlake_ppo": 30,
-    "taxi_ppo": 150,
+    "taxi_ppo": 90,
     "halfcheetah_ppo": 300,
     "hopper_ppo": 300,
     "memory_r2d2": 200,
@@ -320,10 +320,21 @@ def _line(cells: Iterable[object]) -> str:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The tables of ``docs/presets.md``: presets, then defaults."""
+    """The tables of ``docs/presets.md``: presets, then defaults.
+
+    A record of other settings than the present ones is not shown. Defaults are not compared,
+    because that makes their environments.
+    """
+    present = {
+        (trial.side, trial.name): settings_of(trial)
+        for trial in trials(peer=True)
+        if trial.side != "defaults"
+    }
     by: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        by.setdefault((record.side, record.name), []).append(record)
+        side = record.side, record.name
+        if present.get(side, record.settings) == record.settings:
+            by.setdefault(side, []).append(record)
     lines = [
         _line(("preset", "environment", "steps", "seeds", "score", "Stable-Baselines3", "seconds")),
         _line(["---"] * 7),

@@ -44,6 +44,10 @@ def test_the_table_has_median_and_range_of_the_seeds() -> None:
     assert "| `acrobot_ppo` | Acrobot-v1 | 150,000 | 3 | -84.2 (-90 to -80) |  | 20 |" == line
 
 
+def test_a_score_of_other_settings_is_not_shown() -> None:
+    assert presets.table([]) == presets.table([record(settings="other settings")])
+
+
 def test_a_page_is_rendered_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{presets.BEGIN}old{presets.END}after\n")
