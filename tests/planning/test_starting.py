@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tianflow import api
 from tianflow.config.loading import load_config, shipped
 from tianflow.config.model import DQNSettings, PPOSettings
 from tianflow.errors import ConfigError
+from tianflow.planning import starting
 from tianflow.planning.starting import origin, preset_of, start_config
 
 
@@ -21,6 +24,15 @@ def test_of_several_presets_the_one_with_the_name_of_the_algorithm_is_used() -> 
     found = [preset_of(name, "CartPole-v1") for name in ("impala", "dqn", "r2d2")]
     assert ["cartpole_impala", "cartpole_dqn", None] == found
     assert "pong_apex" == preset_of("dqn", "ALE/Pong-v5")
+
+
+def test_a_file_of_another_kind_beside_the_presets_is_no_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "another.toml"
+    file.write_text("[build]\nname = 'ppo'\n")
+    monkeypatch.setattr(starting, "shipped", lambda: {"another": file, **shipped()})
+    assert "cartpole_ppo" == preset_of("ppo", "CartPole-v1")
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))

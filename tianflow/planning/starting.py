@@ -16,6 +16,8 @@ from tianflow.errors import ConfigError, Problem
 from tianflow.planning import validation
 
 Overrides = Sequence[str] | Mapping[str, object]
+PAIR = ("env", "id"), ("algorithm", "name")
+"""Settings by which a preset is found."""
 
 
 def start_config(
@@ -61,7 +63,8 @@ def preset_of(algorithm: str, env: str) -> str | None:
     found = []
     for name, path in shipped().items():
         tables = read_tables(path)
-        if (tables["env"]["id"], tables["algorithm"]["name"]) == (env, algorithm):
+        pair = (tables.get(section, {}).get(key) for section, key in PAIR)
+        if tuple(pair) == (env, algorithm):
             found.append(name)
     return min(found, key=lambda name: (not name.endswith(f"_{algorithm}"), name), default=None)
 
