@@ -83,8 +83,8 @@ DEFAULTS: Sequence[tuple[str, str, int, float]] = (
     ("dqn", "Acrobot-v1", 90_000, 100),
     ("dqn", "LunarLander-v3", 100_000, 100),
     ("dqn", "FrozenLake-v1", 50_000, 60),
-    ("sac", "Pendulum-v1", 8_000, 120),
-    ("td3", "Pendulum-v1", 8_000, 120),
+    ("sac", "Pendulum-v1", 15_000, 200),
+    ("td3", "Pendulum-v1", 15_000, 200),
 )
 """Defaults that are measured: algorithm, environment, steps, and seconds on two cores at most."""
 PEERS = frozenset({"a2c", "dqn", "ppo", "sac", "td3"})
