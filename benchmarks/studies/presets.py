@@ -89,7 +89,7 @@ DEFAULTS: Sequence[tuple[str, str, int, float]] = (
 """Defaults that are measured: algorithm, environment, steps, and seconds on two cores at most."""
 PEERS = frozenset({"a2c", "dqn", "ppo", "sac", "td3"})
 """Algorithms that the peer has."""
-PEER_SLOWER = 4.0
+PEER_SLOWER = 2.5
 """How many times as long the peer takes at most, until a run of it is recorded."""
 NEEDED = (
     ("LunarLander", "Box2D", "gymnasium[box2d]"),
