@@ -80,18 +80,23 @@ class Defaults:
 PPO = Defaults(
     samples=2048,
     tables={
-        "env": {"num_envs": 8},
+        "env": {"num_envs": 16},
         "algorithm": {
             "learning_rate": 3e-4,
             "epochs": 10,
             "minibatch_size": 64,
+            "entropy_cost": 0.01,
             "value_cost": 1.0,
         },
         "network": {"activation": "tanh"},
     },
-    continuous={"env": {"normalisation": {"observations": True, "returns": True}}},
-    states={"algorithm": {"learning_rate": 1e-3, "entropy_cost": 0.01}},
+    continuous={
+        "env": {"num_envs": 8, "normalisation": {"observations": True, "returns": True}},
+        "algorithm": {"entropy_cost": 0.0},
+    },
+    states={"algorithm": {"learning_rate": 1e-3}},
     images={
+        "env": {"num_envs": 8},
         "algorithm": {
             "learning_rate": 2.5e-4,
             "clip": 0.1,
