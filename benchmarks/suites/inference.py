@@ -1,5 +1,7 @@
-"""Suite: central inference on a CPU. It measures how far more actors a host hide the latency of a
-slow server, the latency of requests over that of batches, and Pong in both forms.
+"""Suite: central inference on a CPU.
+
+It measures how well several actors a host hide the latency of a slow server, and the latency of
+requests over that of batches. It trains Pong in both forms.
 """
 
 from __future__ import annotations
