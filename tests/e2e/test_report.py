@@ -113,7 +113,7 @@ def learned(**values: float) -> dict[str, Any]:
     return {name.replace("__", "/"): {"count": 2, "mean": value} for name, value in values.items()}
 
 
-def test_losses_have_gaps_without_updates_and_the_legend_holds_their_last_value(
+def test_losses_join_rows_without_updates_and_the_legend_holds_their_last_value(
     browser: Browser, tmp_path: Path
 ) -> None:
     losses = [2.0, 1.0, None, 0.5, 0.25, None]
@@ -123,7 +123,7 @@ def test_losses_have_gaps_without_updates_and_the_legend_holds_their_last_value(
     ]
     viewed = Viewed(browser, tmp_path, report(records(*rows), now=NOW))
     path, other = viewed.paths("chart-losses", "line")
-    assert [2, 2] == [len(points) for points in runs(path)]
+    assert [4] == [len(points) for points in runs(path)]
     assert "M0 0" == other
     assert ["loss 0.25", "value_loss –"] == viewed.legend("chart-losses")
     [length] = viewed.paths("chart-length", "line")

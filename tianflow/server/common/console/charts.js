@@ -192,21 +192,24 @@ function drawMarks(frame, marks) {
     .map((mark) => s("line", { class: "mark", x1: frame.x(mark.t), x2: frame.x(mark.t), y1: frame.top, y2: frame.bottom }));
 }
 
-/** A line through `values`, with gaps at missing numbers. `steps`: each value holds for the time up to its own. */
-export function line(frame, rows, values, { css, steps = false }) {
+/**
+ * A line through `values`, with gaps at missing numbers. `steps`: each value holds for the time up to its own. `holds`: a missing
+ * number is no gap, because the last one is still the newest.
+ */
+export function line(frame, rows, values, { css, steps = false, holds = false }) {
   let path = "";
   let open = false;
   const alone = [];
   values.forEach((value, at) => {
     if (!Number.isFinite(value)) {
-      open = false;
+      open &&= holds;
       return;
     }
     const [x, y] = [frame.x(rows[at].t), frame.y(value)];
     const from = frame.x(rows[at].t - (rows[at].span_s ?? 0));
     if (steps) path += open ? `V${y}H${x}` : `M${from} ${y}H${x}`;
     else path += open ? `L${x} ${y}` : `M${x} ${y}`;
-    if (!steps && !open && !Number.isFinite(values[at + 1])) alone.push(s("circle", { class: `dot ${css}`, cx: x, cy: y, r: 2.5 }));
+    if (!steps && !open && !(holds ? values.slice(at + 1).some(Number.isFinite) : Number.isFinite(values[at + 1]))) alone.push(s("circle", { class: `dot ${css}`, cx: x, cy: y, r: 2.5 }));
     open = true;
   });
   return [s("path", { class: `line ${css}${steps ? " steps" : ""}`, d: path || "M0 0" }), ...alone];

@@ -7,7 +7,7 @@ const UPDATES = "mean over updates";
 
 /**
  * A chart of the statistics `names`; without `always` it is hidden while no row has one of them. A row without an update has
- * none, so the legend holds the last value.
+ * none: the line joins its neighbours, and the legend holds the last value.
  */
 function chart(key, title, names, { unit = UPDATES, always = false, ...more } = {}) {
   return {
