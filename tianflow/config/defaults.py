@@ -80,7 +80,7 @@ class Defaults:
 PPO = Defaults(
     samples=2048,
     tables={
-        "env": {"num_envs": 16},
+        "env": {"num_envs": 16, "normalisation": {"returns": True}},
         "algorithm": {
             "learning_rate": 3e-4,
             "epochs": 10,
@@ -96,7 +96,7 @@ PPO = Defaults(
     },
     states={"algorithm": {"learning_rate": 1e-3}},
     images={
-        "env": {"num_envs": 8},
+        "env": {"num_envs": 8, "normalisation": {"returns": False}},
         "algorithm": {
             "learning_rate": 2.5e-4,
             "clip": 0.1,
