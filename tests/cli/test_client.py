@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -273,6 +274,20 @@ def test_a_run_that_does_not_answer_is_named(tmp_path: Path) -> None:
     assert "run 'one' at http://127.0.0.1:9 does not answer" in str(
         refusal(announce(tmp_path, "one"))
     )
+
+
+def test_a_request_that_is_not_answered_in_time_may_have_been_carried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        contact = announce(tmp_path, "one", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for method, expected in (("POST", True), ("GET", False)):
+            with pytest.raises(client.RequestError) as error:
+                client.request(contact, method, "/api/v1/pause")
+            assert expected == (
+                "it may do what was asked: see `tianflow status`" in str(error.value)
+            )
 
 
 # A service

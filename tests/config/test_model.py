@@ -186,6 +186,8 @@ def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
             "observations",
         ),
         ("max_staleness=3", "max_staleness", "balance", "balance.max_staleness"),
+        ("learning_rate=3", "learning_rate", "learner", "algorithm.learning_rate"),
+        ("learners=3", "learners", "learner", "learner"),
         ("blance.max_staleness=3", "blance", "balance", "balance"),
         ("algorithm.vtrace_lambda=1.0", "algorithm.vtrace_lambda", "gae_lambda", "gae_lambda"),
         ("env.num_envs=true", "env.num_envs", "a whole number", ""),

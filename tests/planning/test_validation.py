@@ -72,6 +72,7 @@ def test_an_impossible_combination_is_refused_before_the_environment_is_made(
     [
         ("Narrow", "for 2 environments are [2, 1], so no actions of CartPole-v1 follow from them"),
         ("Forgetful", "its recurrent state after a step for 2 environments is {}"),
+        ("Unsqueezed", "its values for one step of 2 environments are [1, 2, 1]"),
         ("Misfit", "cannot act on the observations of CartPole-v1: RuntimeError: "),
         ("Unmakeable", "cannot be made for CartPole-v1: KeyError: 'units'"),
     ],

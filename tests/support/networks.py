@@ -31,6 +31,14 @@ class Narrow(Fitting):
     outputs = 1
 
 
+class Unsqueezed(Fitting):
+    """Values with an axis of their own."""
+
+    def forward(self, observation: Any, state: Any, start: Tensor) -> Output:
+        x = observation[""]
+        return Output(self.policy(x), self.value(x), {})
+
+
 class Misfit(Fitting):
     """Layers for more inputs than there are."""
 

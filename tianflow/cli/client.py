@@ -211,7 +211,10 @@ def _opened(
             raise _refusal(error.code, error.read()) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        raise RequestError(f"{_name(contact)} does not answer: {reason}") from error
+        message = f"{_name(contact)} does not answer: {reason}"
+        if method != "GET" and isinstance(getattr(error, "reason", error), TimeoutError):
+            message += f" after {timeout:g} s; it may do what was asked: see `tianflow status`"
+        raise RequestError(message) from error
 
 
 def _name(contact: ControlFile) -> str:

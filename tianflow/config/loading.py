@@ -27,7 +27,7 @@ from tianflow.config.model import (
     live_of,
 )
 from tianflow.config.portable import TOO_LARGE, unportable
-from tianflow.config.problems import innermost, problems_of, unknown_key
+from tianflow.config.problems import innermost, path_with, problems_of, unknown_key
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 
@@ -294,7 +294,7 @@ def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
         ConfigError: names every path without a section, or through a value.
     """
     if problems := [
-        Problem(path, value, "is not the path of a setting", "section.key")
+        Problem(path, value, "is not the path of a setting", "section.key", path_with(Config, path))
         for path, value in overrides.items()
         if "." not in path
     ]:

@@ -84,7 +84,7 @@ def unknown_key(
 ) -> Problem:
     """The problem of an unknown setting at ``keys``.
 
-    It names the nearest key in the same section, else the same key in another section.
+    It names the nearest key in the same section, or the same key in another section.
 
     Args:
         model: root of the settings.
@@ -100,14 +100,11 @@ def unknown_key(
         if live is not None
         else tuple(_settings(section))
     )
-    nearest = plugins.nearest(key, known) if search else ""
-    if search and not nearest:
-        elsewhere = [
-            name
-            for name, field in model.model_fields.items()
-            if [name] != parents and key in getattr(field.annotation, "model_fields", {})
-        ]
-        nearest = f"{elsewhere[0]}.{key}" if elsewhere else ""
+    nearest = ""
+    if search:
+        # Without a section, the same key in one is meant; with a section, a slip in its own keys.
+        elsewhere, close = path_with(model, key, except_=parents), plugins.nearest(key, known)
+        nearest = (close or elsewhere) if parents else (elsewhere or close)
     accepted = "one of " + ", ".join(sorted(known)) if known else ""
     return Problem(
         ".".join(keys),
@@ -116,6 +113,14 @@ def unknown_key(
         accepted,
         nearest,
     )
+
+
+def path_with(model: type[BaseModel], key: str, *, except_: Sequence[str] = ()) -> str:
+    """Path of the first setting called ``key`` in a section of ``model``; "" without one."""
+    for name, field in model.model_fields.items():
+        if [name] != list(except_) and key in getattr(field.annotation, "model_fields", {}):
+            return f"{name}.{key}"
+    return ""
 
 
 def _settings(section: type[BaseModel] | None) -> list[str]:

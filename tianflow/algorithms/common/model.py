@@ -90,8 +90,12 @@ class ActorCriticModel:
         }
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                found, after = act_of(self.network)(self.observations(observation), state)
+                seen = self.observations(observation)
+                found, after = act_of(self.network)(seen, state)
                 shapes = {leaf: tuple(array.shape) for leaf, array in after.items()}
+                row = {leaf: array.unsqueeze(0) for leaf, array in seen.items()}
+                start = torch.zeros(1, n, dtype=torch.bool, device=device)
+                values = self.network(row, state, start).value.shape
         except Exception as error:
             message = f"cannot act on the observations of {spec.id}"
             cause = f"{message}: {type(error).__name__}: {error}"
@@ -103,6 +107,9 @@ class ActorCriticModel:
             )
             accepted = f"{[n, parameters]}: distribution_for(spec.action).size is {parameters}"
             raise ConfigError([Problem("network.name", name, message, accepted)])
+        if values != (1, n):
+            message = f"its values for one step of {n} environments are {list(values)}"
+            raise ConfigError([Problem("network.name", name, message, f"{[1, n]}, as [T, N]")])
         declared = {leaf: tuple(array.shape) for leaf, array in state.items()}
         if shapes != declared:
             message = f"its recurrent state after a step for {n} environments is {shapes}"

@@ -193,8 +193,8 @@ function drawMarks(frame, marks) {
 }
 
 /**
- * A line through `values`, with gaps at missing numbers. `steps`: each value holds for the time up to its own. `holds`: a missing
- * number is no gap, because the last one is still the newest.
+ * A line through `values`, with gaps at missing numbers. `steps`: each value holds for the time up to its own. `holds`: the
+ * line joins the neighbours of missing numbers, because the last value is still the newest.
  */
 export function line(frame, rows, values, { css, steps = false, holds = false }) {
   let path = "";
