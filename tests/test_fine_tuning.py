@@ -135,7 +135,6 @@ def test_a_run_that_ended_before_its_first_own_checkpoint_resumes_at_its_source(
     assert 2 == run(runs, "B", resume="B", run={"max_updates": 2}).summary["updates"]
 
 
-@started
 def test_a_source_beside_a_resume_is_refused(runs: Path) -> None:
     before = contents(runs)
     with pytest.raises(ConfigError, match=r"run\.init_from.*--resume.*one of the two"):

@@ -114,14 +114,12 @@ def newest_by_name(runs: Path) -> Path:
     return max((runs / "A" / "checkpoints").glob("v*-*"))
 
 
-@pytest.mark.e2e
 def test_a_source_of_an_older_version_is_refused_with_the_way_out(runs: Path) -> None:
     rewrite(runs, CheckpointStore.load(newest(runs)).read(), {})
     with pytest.raises(ConfigError, match=r"run\.init_from.*continue that run with --resume"):
         start(runs)
 
 
-@pytest.mark.e2e
 def test_a_parameter_that_is_not_finite_is_refused(runs: Path) -> None:
     """The flat array holds bytes, which are always finite."""
     arrays, metadata = CheckpointStore.load(newest(runs)).read(), metadata_of(runs)
@@ -131,7 +129,6 @@ def test_a_parameter_that_is_not_finite_is_refused(runs: Path) -> None:
         start(runs)
 
 
-@pytest.mark.e2e
 def test_names_of_a_stranger_that_lead_out_of_the_arrays_are_refused(runs: Path) -> None:
     arrays = CheckpointStore.load(newest(runs)).read()
     rows = {"flat": [["network/x", "float32", [10**9], 0]]}
