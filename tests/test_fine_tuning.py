@@ -230,6 +230,22 @@ def test_a_branch_into_a_run_that_exists_is_refused(runs: Path) -> None:
     assert before == contents(runs)
 
 
+def test_a_branch_whose_checkpoint_disappears_leaves_no_directory(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that still trains deletes old checkpoints."""
+    copy = CheckpointStore.copy
+
+    def late(found: Checkpoint, directory: Path) -> Checkpoint:
+        shutil.rmtree(found.path)
+        return copy(found, directory)
+
+    monkeypatch.setattr(CheckpointStore, "copy", late)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors"):
+        run(runs, "C", resume="A", run={"max_updates": 6})
+    assert not (runs / "C").exists()
+
+
 def test_a_branch_copies_saved_replay(tmp_path: Path) -> None:
     saved = {"checkpoint": {"replay": True}}
     run(tmp_path, "A", **REPLAY, **saved)

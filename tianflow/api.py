@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import secrets
+import shutil
 import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -384,13 +385,15 @@ def prepare(
     run_id, directory, held = _directory(config, checkpoint, runs_dir)
     stored = checkpoint is None or not _continues(config, checkpoint, runs_dir)
     revision = 0 if checkpoint is None else _revision(config, checkpoint, directory)
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, held)
+    try:
         if initial is not None:
             checkpoint = _first_checkpoint(directory, run_id, config, spec, initial)
         elif checkpoint is not None and _branches(config, checkpoint):
             checkpoint = CheckpointStore.copy(checkpoint, directory / "checkpoints")
-        stack.pop_all()
+    except CheckpointError:
+        shutil.rmtree(directory, ignore_errors=True)  # of a new run: it was empty before
+        os.close(held)
+        raise
     return Prepared(
         config,
         checkpoint,
