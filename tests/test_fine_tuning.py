@@ -335,11 +335,19 @@ def test_an_override_may_replace_the_environment_of_a_stranger(wide: Path, runs:
     assert 0 == done.exit_code, done.output
 
 
-def test_other_settings_of_a_stranger_still_need_consent(wide: Path, tmp_path: Path) -> None:
+def test_other_settings_of_a_stranger_still_need_consent(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "ran"
+    (tmp_path / "of_another.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\nwrap = lambda env: env\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
     runs = Path(shutil.copytree(wide, tmp_path / "runs"))
     file = resolve("W", runs) / "manifest.json"
     manifest = json.loads(file.read_text())
-    manifest["config"]["env"]["wrappers"] = ["of_a_stranger:wrap"]
+    manifest["config"]["env"]["wrappers"] = ["of_another:wrap"]
     file.write_text(json.dumps(manifest))
     done = played(runs, "W", f"env.id={WIDE}")
     assert (2, True) == (done.exit_code, "env.wrappers" in done.stderr)
+    assert not mark.exists()
