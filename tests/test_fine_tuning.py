@@ -312,7 +312,10 @@ def test_sampled_actions_differ_from_the_most_probable_ones(wide: Path) -> None:
     [
         ("env.kwargs.size=8", ("env.kwargs.size = 8", "float32[4]", "float32[8]")),
         ("env.kwargs.actions=3", ("env.kwargs.actions = 3", "actions discrete", "of 2", "of 3")),
-        ("env.id=Acrobot-v1 env.kwargs={}", ("env.id = 'Acrobot-v1'", "float32[4]", "float32[6]")),
+        (
+            "env.id=Acrobot-v1 env.kwargs=null",
+            ("env.id = 'Acrobot-v1'", "float32[4]", "float32[6]"),
+        ),
         ("network.lstm=8", ("network.lstm", "is not a setting of the environment")),
         ("env.normalisation.clip=1.0", ("env.normalisation.clip", "is not a setting")),
         ("env.sise=8", ("env.sise",)),
