@@ -457,7 +457,6 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(tmp_path, mon
         ({"network": {"hidden": [8]}}, "network.hidden"),
         ({"env": {"id": "Acrobot-v1"}}, "env.id"),
         ({"env": {"normalisation": {"observations": True}}}, "env.normalisation.observations"),
-        ({"run": {"name": "two", "max_updates": 6}}, "run.name"),
     ],
 )
 def test_a_resume_that_does_not_fit_its_checkpoint_is_refused_and_leaves_every_file_as_it_was(

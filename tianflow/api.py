@@ -11,9 +11,10 @@ import inspect
 import json
 import os
 import secrets
+import shutil
 import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,12 +24,14 @@ from tianflow.config import loading as config_loading
 from tianflow.config import rules as config_rules
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 from tianflow.coordinator import Run
+from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.hosts import event_loop as loops
 from tianflow.logs import logger
 from tianflow.observability.recorder import recorded
 from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import starting, validation
+from tianflow.planning.initial import PATH, InitialState, find_source, initial_state
 from tianflow.planning.layouts import draw_layout, trajectory_layout
 from tianflow.planning.resuming import check_resume, saved_settings
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
@@ -265,6 +268,7 @@ async def opened(prepared: Prepared, *, http: bool) -> AsyncIterator[Session]:
         stack.callback(os.close, prepared.held)
         slots = prepared.launcher.slots(config=config, layout=prepared.layout, draws=prepared.draws)
         stack.callback(slots.close)
+        initial = prepared.initial
         run = Run(
             run_id=prepared.run_id,
             directory=prepared.directory,
@@ -277,6 +281,10 @@ async def opened(prepared: Prepared, *, http: bool) -> AsyncIterator[Session]:
             revision=prepared.revision,
             settings_stored=prepared.settings_stored,
         )
+        if initial is not None:
+            run.control.audit_log.add(
+                "config", "init_from", checkpoint=str(initial.source), fit=asdict(initial.fit)
+            )
         address = token = ""
         if http:
             from tianflow.server.common.auth import Tokens
@@ -319,7 +327,8 @@ def _as_run_error(error: BaseException) -> RunError:
 class Prepared:
     """Everything that was checked and made before the run starts. ``held`` locks the directory.
 
-    ``revision`` and ``settings_stored``: see `Run`.
+    ``revision`` and ``settings_stored``: see `Run`. ``initial``: parameters of another run, with
+    which this one starts; ``checkpoint`` holds them.
     """
 
     config: Config
@@ -333,6 +342,7 @@ class Prepared:
     held: int
     revision: int = 0
     settings_stored: bool = True
+    initial: InitialState | None = None
 
 
 def prepare(
@@ -347,6 +357,9 @@ def prepare(
     """
     runs_dir = runs_dir.absolute()  # a user's code may change the working directory later
     checkpoint = None if resume is None else _resumed(config, str(resume), runs_dir)
+    source = None
+    if config.run.init_from is not None and checkpoint is None:
+        source = find_source(config.run.init_from, runs_dir)
     _require_device("learner.device", config.learner.device)
     if config.central:
         _require_device("inference.device", config.inference.device)
@@ -354,11 +367,14 @@ def prepare(
     require_sinks(config)
     if checkpoint is not None:
         checkpoint.require_resumable()
-        _require_same_name(config, checkpoint, runs_dir)
+        _require_same_source(config, checkpoint)
     spec = validation.require_valid(config, report=report).spec
     assert spec is not None
     if checkpoint is not None and (problems := check_resume(config, spec, checkpoint.manifest)):
         raise ConfigError(problems)
+    initial = None if source is None else initial_state(config, spec, source)
+    for note in () if initial is None else initial.notes():
+        report(note)
     layout, draws = trajectory_layout(config, spec), draw_layout(config, spec)
     # A live change may name a controller, which must not be imported on the loop.
     for controller in plugins.names("tianflow.controllers"):
@@ -367,8 +383,17 @@ def prepare(
     launcher = _launcher(config)
     launcher.prepare()
     run_id, directory, held = _directory(config, checkpoint, runs_dir)
-    stored = checkpoint is None or not _continues(checkpoint, runs_dir)
+    stored = checkpoint is None or not _continues(config, checkpoint, runs_dir)
     revision = 0 if checkpoint is None else _revision(config, checkpoint, directory)
+    try:
+        if initial is not None:
+            checkpoint = _first_checkpoint(directory, run_id, config, spec, initial)
+        elif checkpoint is not None and _branches(config, checkpoint):
+            checkpoint = CheckpointStore.copy(checkpoint, directory / "checkpoints")
+    except CheckpointError:
+        shutil.rmtree(directory, ignore_errors=True)  # of a new run: it was empty before
+        os.close(held)
+        raise
     return Prepared(
         config,
         checkpoint,
@@ -381,6 +406,7 @@ def prepare(
         held,
         revision=revision,
         settings_stored=stored,
+        initial=initial,
     )
 
 
@@ -414,9 +440,20 @@ def _resumed(config: Config, resume: str, runs_dir: Path) -> Checkpoint:
     return barrier
 
 
-def _continues(checkpoint: Checkpoint, runs_dir: Path) -> bool:
+def _continues(config: Config, checkpoint: Checkpoint, runs_dir: Path) -> bool:
     """True if a run that is resumed from ``checkpoint`` continues in the checkpoint's run."""
-    return checkpoint.path.parent.parent.parent.resolve() == runs_dir.resolve()
+    own = checkpoint.path.parent.parent.parent.resolve() == runs_dir.resolve()
+    return own and not _branches(config, checkpoint)
+
+
+def _branches(config: Config, checkpoint: Checkpoint) -> bool:
+    """True if the settings name another run than that of ``checkpoint``.
+
+    A directory that was renamed still has the name in its settings.
+    """
+    saved = checkpoint.manifest["config"]
+    before = saved.get("run", {}).get("name") if isinstance(saved, Mapping) else None
+    return config.run.name not in (None, before, checkpoint.path.parent.parent.name)
 
 
 def _revision(config: Config, checkpoint: Checkpoint, directory: Path) -> int:
@@ -428,18 +465,38 @@ def _revision(config: Config, checkpoint: Checkpoint, directory: Path) -> int:
     return newest if same and newest == manifest.get("revision", 0) else newest + 1
 
 
-def _require_same_name(config: Config, checkpoint: Checkpoint, runs_dir: Path) -> None:
-    """Refuse another name for a run that continues in its own directory. A directory that was
-    renamed still has the name in its settings.
+def _require_same_source(config: Config, checkpoint: Checkpoint) -> None:
+    """Refuse ``run.init_from`` beside a resume. A run that had it still has it in its settings; its
+    checkpoint counts, and the source may be gone.
     """
-    name, run = config.run.name, checkpoint.path.parent.parent.name
-    saved = checkpoint.manifest["config"]
-    before = saved.get("run", {}).get("name") if isinstance(saved, Mapping) else None
-    if name in (None, run, before) or not _continues(checkpoint, runs_dir):
+    source, saved = config.run.init_from, checkpoint.manifest["config"]
+    before = saved.get("run", {}).get("init_from") if isinstance(saved, Mapping) else None
+    if source in (None, before):
         return
-    message = f"a resume continues run {run!r} in its directory, so the run cannot get another name"
-    accepted = f"{run!r}; or start a new run, without --resume"
-    raise ConfigError([Problem("run.name", name, message, accepted)])
+    message = "is for a new run, and --resume continues the parameters of its checkpoint"
+    raise ConfigError([Problem(PATH, source, message, "one of the two")])
+
+
+def _first_checkpoint(
+    directory: Path, run_id: str, config: Config, spec: EnvironmentSpec, initial: InitialState
+) -> Checkpoint:
+    """Write the checkpoint that a new run with ``run.init_from`` starts from, at version 0.
+
+    The run does not need its source any more, neither after a lost learner nor at a resume.
+    """
+    manifest = {
+        "run": run_id,
+        "env_steps": 0,
+        "samples": 0,
+        "episodes": 0,
+        "elapsed_s": 0.0,
+        "trained_s": 0.0,
+        "config": json.loads(config.model_dump_json()),
+        "environment": spaces.to_json(spec),
+        "init_from": {"source": str(initial.source), "fit": asdict(initial.fit)},
+    }
+    store = CheckpointStore(directory / "checkpoints", keep=config.checkpoint.keep)
+    return store.load(store.publish_data(initial.data, version=Version(0, 0), manifest=manifest))
 
 
 def _launcher(config: Config) -> Launcher:
@@ -484,7 +541,7 @@ def _directory(
     """The name of the run, its directory, and the descriptor that locks the directory. A resumed
     run continues in its own directory if the checkpoint lies there.
     """
-    continues = checkpoint is not None and _continues(checkpoint, runs_dir)
+    continues = checkpoint is not None and _continues(config, checkpoint, runs_dir)
     if checkpoint is not None and continues:
         directory, taken = checkpoint.path.parent.parent, False
         run_id = directory.name

@@ -648,6 +648,22 @@ class MeasuresDivergence(Protocol):
         """
 
 
+@runtime_checkable
+class TransfersParameters(Protocol):
+    """An `Algorithm` whose parameters another run can start with (``run.init_from``)."""
+
+    @property
+    def tables(self) -> Mapping[str, WeightsTable]:
+        """Names, shapes and places of what a new run takes from a checkpoint, by the array of
+        `Algorithm.state_dict` that holds them. The published weights are "flat".
+        """
+
+    def follow_parameters(self) -> None:
+        """Make state that depends on the parameters, such as target networks, agree with them. They
+        were replaced by those of a checkpoint.
+        """
+
+
 class ReplayAlgorithm(Algorithm, Protocol):
     """The learner's half of an algorithm that learns from replay."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from tianflow import plugins
 from tianflow.components.evaluator import play
 from tianflow.config.imports import require_trusted
+from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.config.networks import PREVIOUS_ACTION, PREVIOUS_REWARD
 from tianflow.core.payloads import EnvironmentSpec
@@ -20,6 +23,11 @@ from tianflow.envs.previous_step import STATE, PreviousStep
 from tianflow.envs.spec import ActionCodec, ObservationCodec
 from tianflow.envs.using import with_environment
 from tianflow.envs.vector import flat_mask
+from tianflow.errors import ConfigError, Problem
+from tianflow.planning import validation
+from tianflow.planning.resuming import difference
+
+ACCEPTED = "env.id, env.kwargs.NAME, env.wrappers, env.vectorization and the limits of env"
 
 
 class LoadedPolicy:
@@ -41,6 +49,8 @@ class LoadedPolicy:
         trust: bool | Collection[str] = False,
     ) -> None:
         self.config, self.spec, self._trust = config, spec, trust
+        self._foreign: Mapping[str, Any] = {"env": config.env.model_dump(mode="json")}
+        """Settings of the environment that come from the checkpoint."""
         factory: Any = plugins.load(
             "tianflow.algorithms", config.algorithm.name, path="algorithm.name"
         )
@@ -60,7 +70,50 @@ class LoadedPolicy:
 
     def require_environment(self) -> None:
         """Raise `ConfigError` if the environment needs a module that is not trusted."""
-        require_trusted({"env": self.config.env.model_dump(mode="json")}, self._trust)
+        require_trusted(self._foreign, self._trust)
+
+    def for_evaluation(
+        self,
+        overrides: Mapping[str, object] | None = None,
+        *,
+        seed: int | None = None,
+        sampled: bool = False,
+    ) -> LoadedPolicy:
+        """The same policy with other settings for `evaluate`.
+
+        Args:
+            overrides: settings of the environment by dotted path, such as ``{"env.kwargs.size":
+                8}``. The environment is made once. Modules that an override names are imported.
+            seed: of environments and sampled actions, 0..2^32-1; None: that of the run.
+            sampled: sampled actions instead of the most probable ones.
+
+        Raises:
+            ConfigError: an override is not a setting of the environment, the policy does not fit
+                the spaces of the environment, or it needs a module that is not trusted.
+        """
+        given = dict(overrides or {})
+        if problems := [
+            Problem(path, value, "is not a setting of the environment", ACCEPTED)
+            for path, value in given.items()
+            if not path.startswith("env.") or path.startswith("env.normalisation")
+        ]:
+            raise ConfigError(problems)
+        document = json.loads(self.config.model_dump_json())
+        if seed is not None:
+            document["run"]["seed"] = seed
+        document["evaluation"]["deterministic"] &= not sampled
+        changed = copy.copy(self)
+        changed.config = load_config(document, given)
+        if given:
+            changed._enter(_without(self._foreign, given), given)  # noqa: SLF001 - its own class
+        return changed
+
+    def _enter(self, foreign: Mapping[str, Any], given: Mapping[str, object]) -> None:
+        """Make the environment of changed settings, of which ``foreign`` are not changed."""
+        self._foreign = foreign
+        self.require_environment()
+        self.spec = _fitting_spec(self.spec, self.config, given)
+        self._actions = ActionCodec(self.spec.action)
 
     def act(
         self, observation: Any, state: Any = None, *, mask: Any = None, reward: float | None = None
@@ -106,8 +159,34 @@ class LoadedPolicy:
         return self._actions.decode(action)[0], after
 
 
+def _without(tables: Mapping[str, Any], paths: Collection[str], place: str = "") -> dict[str, Any]:
+    """``tables`` without the values at ``paths``, which are dotted."""
+    found = {}
+    for key, value in tables.items():
+        path = f"{place}.{key}" if place else str(key)
+        if path not in paths:
+            nested = isinstance(value, Mapping)
+            found[key] = _without(value, paths, path) if nested else value
+    return found
+
+
+def _fitting_spec(
+    policy: EnvironmentSpec, config: Config, given: Mapping[str, object]
+) -> EnvironmentSpec:
+    """The specification of the environment of ``config``. Raises ConfigError if ``policy`` has
+    other spaces.
+    """
+    spec = validation.require_environment(config)
+    if differing := difference(policy, spec, old_name="the policy"):
+        path, value = next(iter(given.items()))
+        accepted = "an environment with the spaces of the policy"
+        raise ConfigError([Problem(path, value, f"{differing}, so it cannot act there", accepted)])
+    return spec
+
+
 def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
-    """Play ``episodes`` complete episodes with the most probable actions.
+    """Play ``episodes`` complete episodes as ``evaluation.deterministic`` says. Other settings are
+    those of `LoadedPolicy.for_evaluation`.
 
     The environment seeds differ from those of training.
 
@@ -137,4 +216,6 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
         "min_return": min(returns),
         "max_return": max(returns),
         "mean_length": float(np.mean([episode.length for episode in played])),
+        "seed": policy.config.run.seed,
+        "sampled": not settings.deterministic,
     }

@@ -364,6 +364,9 @@ def test_eval_plays_the_given_number_of_episodes(monkeypatch: pytest.MonkeyPatch
                 "video": None,
                 "video_episodes": 3,
                 "trust": False,
+                "overrides": (),
+                "seed": None,
+                "sampled": False,
             },
         )
     ] * 2 == calls

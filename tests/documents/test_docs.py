@@ -9,6 +9,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 import typer
@@ -52,6 +53,8 @@ def exists(path: str) -> bool:
         ]  # type: ignore[misc]
         if not models:
             return False
+        if any(get_origin(model) is dict for model in models):
+            return True  # its keys have any name
         models = [
             model for model in models if isinstance(model, type) and issubclass(model, BaseModel)
         ]

@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from tests.support.checkpoints import checkpoint
 from tests.support.fakes_run import FakeRun
 from tianflow.config.model import Config, HttpSettings
 from tianflow.errors import ConfigError
@@ -587,6 +588,26 @@ async def test_an_override_cannot_hide_the_name_in_another_one(
     status, answer, _ = await post(world, {"config": SMALL, "overrides": overrides})
     assert 422 == status
     assert all("a module that is not allowed" in error["message"] for error in answer["errors"])
+
+
+async def test_a_submission_may_start_with_the_parameters_of_a_run_of_the_service(
+    tmp_path: Path,
+) -> None:
+    small = {**SMALL, "network": {"hidden": [8]}}
+    await asyncio.to_thread(checkpoint, tmp_path, small)
+    async with opened(tmp_path) as world:
+        for source, message in (
+            ("b-run", "'b-run' does not exist"),
+            (str(tmp_path / "a-run"), "is a path, which HTTP may not choose"),
+            ("../a-run", "is a path"),
+        ):
+            body = {"config": small | {"run": {"init_from": source}}}
+            status, answer, _ = await post(world, body)
+            assert (422, "config.run.init_from") == (status, answer["errors"][0]["path"])
+            assert message in answer["errors"][0]["message"]
+        body = {"config": small, "overrides": {"run.init_from": "a-run"}}
+        status, answer, _ = await post(world, body)
+        assert 201 == status, answer
 
 
 async def test_overrides_that_are_a_value_and_a_table_at_once_are_refused(world: World) -> None:

@@ -509,3 +509,26 @@ class UnclosableEnv(CounterEnv):
 
     def close(self) -> None:
         threading.Event().wait()
+
+
+class WideEnv(gymnasium.Env[Array, Any]):
+    """The observation has ``size`` random numbers. Reward 1 a step for action 1; episodes last 5
+    steps.
+    """
+
+    def __init__(self, size: int = 4, actions: int = 2) -> None:
+        self.observation_space = spaces.Box(-10.0, 10.0, (size,), np.float32)
+        self.action_space = spaces.Discrete(actions)
+        self._t = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        super().reset(seed=seed, options=options)
+        self._t = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
+        self._t += 1
+        return self._observation(), float(action == 1), self._t == 5, False, {}
+
+    def _observation(self) -> Array:
+        return self.np_random.uniform(-1.0, 1.0, self.observation_space.shape).astype(np.float32)

@@ -23,7 +23,7 @@ from tianflow.algorithms.common.precision import full_precision
 from tianflow.algorithms.common.update import Tree, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import SACSettings
-from tianflow.core.payloads import EnvironmentSpec
+from tianflow.core.payloads import EnvironmentSpec, TableEntry, WeightsTable
 from tianflow.interfaces import ActorStep, LearnerBatch
 from tianflow.networks.q_values import ActionRange, SquashedGaussian, action_size, seeded
 from tianflow.ops.losses import masked_mean
@@ -98,6 +98,10 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
         )
         self.optimisers["temperature"] = temperature
         self.saved_tensors["log_temperature"] = self.log_temperature
+        if settings.target_entropy is not None:  # else it is a setting, not learned
+            self.tables["log_temperature"] = WeightsTable(
+                (TableEntry("log_temperature", (1,), "float32", 0, 4),), 4
+            )
 
     def compute_gradients(self, arrays: Tree) -> UpdateParts:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)

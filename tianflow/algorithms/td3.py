@@ -123,6 +123,10 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
         ).amin(0)
         return value
 
+    def follow_parameters(self) -> None:
+        super().follow_parameters()
+        self.target_actor.follow(1.0)
+
     def after_step(self) -> None:
         if (self.updates - 1) % self.settings.policy_delay == 0:
             self.target_actor.follow(self.settings.target_smoothing)

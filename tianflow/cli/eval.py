@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,14 +21,20 @@ def evaluate_checkpoint(
     video: Path | None,
     video_episodes: int,
     trust: bool = False,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    sampled: bool = False,
 ) -> dict[str, Any]:
     """Returns over ``episodes`` episodes. With ``video``, a directory, also ``videos``: path,
     return and length of each recorded episode.
+
+    ``overrides``, ``seed`` and ``sampled``: see `LoadedPolicy.for_evaluation`.
 
     Recorded episodes are extra, so the returns do not depend on them.
 
     Raises:
         CheckpointError: the checkpoint does not exist, or is torn.
+        ConfigError: the policy does not fit the environment.
         VideoError: episodes cannot be recorded. No episode was played then, unless only the
             environment itself could show it.
     """
@@ -43,6 +50,10 @@ def evaluate_checkpoint(
     path = resolve(checkpoint, runs_dir).absolute()
     target = None if video is None else video.absolute()
     policy = api.load_policy(path, runs_dir=runs_dir, trust=trust)
+    if overrides or seed is not None or sampled:
+        from tianflow.config.loading import parse_overrides
+
+        policy = policy.for_evaluation(parse_overrides(overrides), seed=seed, sampled=sampled)
     policy.require_environment()
     if video is None or target is None:
         return play(policy, episodes=episodes)
@@ -66,9 +77,22 @@ def name_of(checkpoint: Path) -> str:
 
 def evaluate(
     checkpoint: CheckpointArgument,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="env.key=value", help="Other settings of the environment."),
+    ] = None,
     *,
     runs_dir: RunsDir = RUNS,
     episodes: Annotated[int, typer.Option(min=1, help="Number of whole episodes.")] = 100,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=2**32 - 1, help="Seed of environments and actions; default: of the run."
+        ),
+    ] = None,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Sampled actions, not the most probable ones.")
+    ] = False,
     video: Annotated[
         Path | None,
         typer.Option("--video", metavar="DIR", help="Directory for videos of episodes."),
@@ -94,6 +118,9 @@ def evaluate(
             video=video,
             video_episodes=video_episodes,
             trust=trust,
+            overrides=overrides or (),
+            seed=seed,
+            sampled=sampled,
         )
     if json_line:
         echo(json.dumps(result))

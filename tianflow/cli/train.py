@@ -45,7 +45,12 @@ def run(
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
     # Outside the event loop: inside, an interrupt would wait for an environment that hangs.
     prepared = prepare(
-        config, resume, runs_dir, report=lambda text: console.print(text, highlight=False)
+        config,
+        resume,
+        runs_dir,
+        report=lambda text: console.print(
+            printable(text), highlight=False, markup=False, soft_wrap=True
+        ),
     )
     signals = _Signals(lambda text: console.print(text, highlight=False), until_eof=until_eof)
     summary: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.components.agreement import PolicyAgreement
@@ -23,7 +23,7 @@ from tianflow.core.statistics import (
     WeightsMeasures,
 )
 from tianflow.errors import EndOfChannel, RunError
-from tianflow.interfaces import MeasuresDivergence
+from tianflow.interfaces import MeasuresDivergence, TransfersParameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from tianflow.components.stacking import BatchStacker, DrawStacker
     from tianflow.config.model import Config
+    from tianflow.core.payloads import WeightsTable
     from tianflow.hosts.compute import Compute
     from tianflow.interfaces import (
         Algorithm,
@@ -64,6 +65,8 @@ class LearnerState:
     version: Version
     arrays: Mapping[str, NDArray[Any]]
     samples: int
+    tables: Mapping[str, WeightsTable] = field(default_factory=dict)
+    """Names of the parameters in ``arrays``."""
 
 
 class Learner:
@@ -268,8 +271,10 @@ class Learner:
             future = self._states.pop(0)
             self._clock.enter("checkpoint")
             arrays = await self._compute.run(self._algorithm.state_dict)
+            named = isinstance(self._algorithm, TransfersParameters)
+            tables = cast("TransfersParameters", self._algorithm).tables if named else {}
             if not future.done():
-                future.set_result(LearnerState(self._version, arrays, self._samples))
+                future.set_result(LearnerState(self._version, arrays, self._samples, tables))
         bound = largest_publish_lag(self._settings.value.config, self._settings.value.bound)
         behind = self._version.number - self._publisher.version.number
         if (self._rests and behind) or (bound is not None and behind > bound):

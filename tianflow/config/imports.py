@@ -31,6 +31,8 @@ NAMES = frozenset(
     }
 )
 """Settings that name what is imported; any colon in them counts."""
+RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+"""Name of a run, which is no path: as in ``run.name``."""
 OBJECT = re.compile(r"\s*[^\W\d][\w.]*\s*:\s*[^\W\d]")
 """``module:attribute`` in any other setting."""
 
@@ -125,6 +127,9 @@ def _places(tables: Mapping[str, Any]) -> list[Problem]:
                 problems[path] = Problem(
                     path, value, "names a place, which HTTP may not choose", accepted
                 )
+        elif path == "run.init_from" and not RUN_NAME.fullmatch(value):
+            accepted = "the name of a run of this service"
+            problems[path] = Problem(path, value, "is a path, which HTTP may not choose", accepted)
         elif path.startswith(FREE) and OUTSIDE.search(value):
             accepted = "a relative path without '..'"
             problems[path] = Problem(path, value, "leads out of the run's directory", accepted)

@@ -353,6 +353,10 @@ class RunSettings(Section):
     """Origin of the settings: the preset or the defaults that ``train ALGORITHM --env ID`` chose.
     It has no effect.
     """
+    init_from: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Run or checkpoint whose parameters a new run starts with; None: random ones. A name without a
+    slash is a run in the directory of runs. Parameters that do not fit stay random.
+    """
     target_return: float | None = None
     """Mean return that ends the run, measured by an evaluation of the newest version; None: no
     target.

@@ -128,7 +128,7 @@ class ComponentHost:
         """
         state = await self._owed(self._learner().state())
         file = await self._loop.run_in_executor(
-            self._disk, checkpoints.write_state, staged, state.arrays
+            self._disk, checkpoints.write_state, staged, state.arrays, state.tables
         )
         return SavedState(state.version, state.samples, file)
 

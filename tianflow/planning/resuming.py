@@ -67,7 +67,7 @@ def check_resume(
                     old,
                 )
             )
-    elif difference := _difference(before, spec):
+    elif differing := difference(before, spec):
         path, old = next(
             (
                 (f"env.{key}", before_value)
@@ -77,9 +77,7 @@ def check_resume(
             ("env.id", before.id),
         )
         value = wanted["env"][path.removeprefix("env.")]
-        problems.append(
-            _problem(path, value, f"the checkpoint has {difference}, {CONSEQUENCE}", old)
-        )
+        problems.append(_problem(path, value, f"{differing}, {CONSEQUENCE}", old))
     return problems
 
 
@@ -131,8 +129,16 @@ def _problem(path: str, value: object, message: str, old: object) -> Problem:
     return Problem(path, value, message, f"{accepted}; or start a new run, without --resume")
 
 
-def _difference(old: EnvironmentSpec, new: EnvironmentSpec) -> str:
-    """The first part of ``old`` that differs from ``new``, beside that of ``new``; "" if none."""
+def difference(
+    old: EnvironmentSpec,
+    new: EnvironmentSpec,
+    *,
+    old_name: str = "the checkpoint",
+    new_name: str = "the environment",
+) -> str:
+    """The first part of ``old`` that differs from ``new``, beside that of ``new``; "" without a
+    difference. The names are those of both sides in the text.
+    """
     leaves = [
         {leaf.name: f"{leaf.dtype}{list(leaf.shape)}{_of(leaf.categories)}" for leaf in spec}
         for spec in (old.observation, new.observation)
@@ -142,23 +148,23 @@ def _difference(old: EnvironmentSpec, new: EnvironmentSpec) -> str:
             ", ".join(f"{name or 'observation'} {text}" for name, text in part.items())
             for part in leaves
         ]
-        return f"observations {texts[0]}, the environment {texts[1]}"
+        return f"{old_name} has observations {texts[0]}, {new_name} {texts[1]}"
     actions = [
         f"{spec.action.kind} {list(spec.action.stored_shape)}{_of(spec.action.categories)}"
         for spec in (old, new)
     ]
     if actions[0] != actions[1]:
-        return f"actions {actions[0]}, the environment {actions[1]}"
+        return f"{old_name} has actions {actions[0]}, {new_name} {actions[1]}"
     if (old.action.low, old.action.high) != (new.action.low, new.action.high):
         return (
-            f"actions from {list(old.action.low)} to {list(old.action.high)}, the environment from "
-            f"{list(new.action.low)} to {list(new.action.high)}"
+            f"{old_name} has actions from {list(old.action.low)} to {list(old.action.high)}, "
+            f"{new_name} from {list(new.action.low)} to {list(new.action.high)}"
         )
     if old.action_mask != new.action_mask:
         return (
-            "an action mask, the environment has no mask"
+            f"{old_name} has an action mask, {new_name} has no mask"
             if old.action_mask
-            else ("no action mask, the environment has one")
+            else f"{old_name} has no action mask, {new_name} has one"
         )
     return ""
 

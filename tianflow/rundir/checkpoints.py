@@ -31,11 +31,12 @@ from safetensors import SafetensorError
 
 from tianflow import plugins
 from tianflow.config.loading import CONFIG_FILE
-from tianflow.core.payloads import StateFile, Version
+from tianflow.core.payloads import StateFile, Version, WeightsTable
 from tianflow.core.resource_limits import refusal
 from tianflow.errors import CheckpointError
 from tianflow.logs import logger
 from tianflow.rundir.manifest import FORMAT, RESUMED, ManifestFormatError, check_manifest
+from tianflow.rundir.parameters import encode_tables, read_parameters
 
 LARGEST_MANIFEST = 16 * 2**20
 """Bytes of a manifest that are read at most."""
@@ -56,13 +57,18 @@ _KINDS = {
 _log = logger("checkpoint")
 
 
-def write_state(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
+def write_state(
+    path: Path,
+    arrays: Mapping[str, NDArray[Any]],
+    tables: Mapping[str, WeightsTable] | None = None,
+) -> StateFile:
     """Write ``arrays`` into the staged directory ``path``, and sync. The learner's process calls
     it, where the arrays are.
 
     Args:
         path: from `CheckpointStore.stage`; removed after an error.
         arrays: any shapes; dtypes of safetensors (bool, integers, float16/32/64, complex64).
+        tables: names of the parameters in ``arrays``, for `Checkpoint.parameters`.
 
     Raises:
         CheckpointError: an array is not finite or has another dtype, or the system refuses (for
@@ -70,7 +76,7 @@ def write_state(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
     """
     try:
         with _as_checkpoint_errors(path):
-            data = _serialized(arrays)
+            data = serialized(arrays, tables or {})
             _write_synced(path / STATE, data)
             return StateFile(hashlib.sha256(data).hexdigest(), len(data))
     except CheckpointError:
@@ -140,6 +146,27 @@ class Checkpoint:
             _require_finite(self.path, name, array)
         return arrays
 
+    def parameters(self) -> dict[str, NDArray[Any]]:
+        """Parameters, normalisers and other state that another run can start from, by name.
+
+        Raises:
+            CheckpointError: it records no names, they do not fit its arrays, or a value is not
+                finite.
+        """
+        arrays = self.read()
+        with (
+            _as_checkpoint_errors(self.path),
+            safetensors.safe_open(self.path / STATE, framework="np") as file,
+        ):
+            metadata = file.metadata()
+        try:
+            named = read_parameters(arrays, metadata or {})
+        except ValueError as error:
+            raise CheckpointError(f"{str(self.path)!r} {error}") from error
+        for name, array in named.items():
+            _require_finite(self.path, name, array)
+        return named
+
 
 class CheckpointStore:
     """The checkpoints of one run. All methods wait for the disk; call them from a thread that may
@@ -198,6 +225,46 @@ class CheckpointStore:
             raise
         self._prune(target)
         return target
+
+    def publish_data(
+        self, data: bytes, *, version: Version, manifest: Mapping[str, object]
+    ) -> Path:
+        """Publish a checkpoint with ``data``, the contents of a state file (`serialized`).
+
+        Raises:
+            CheckpointError: as `publish`.
+        """
+        staged = self.stage()
+        try:
+            with _as_checkpoint_errors(staged):
+                _write_synced(staged / STATE, data)
+        except CheckpointError:
+            self.discard(staged)
+            raise
+        state = StateFile(hashlib.sha256(data).hexdigest(), len(data))
+        return self.publish(staged, version=version, state=state, manifest=manifest)
+
+    @classmethod
+    def copy(cls, checkpoint: Checkpoint, directory: Path) -> Checkpoint:
+        """Copy ``checkpoint`` into ``directory``, and verify the copy.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or the system refuses.
+        """
+        staged = cls(directory, keep=1).stage()
+        names = (STATE, MANIFEST, *checkpoint.manifest.get("replay_files", {}))
+        try:
+            with _as_checkpoint_errors(staged):
+                for name in names:
+                    with _opened(checkpoint.path / name) as file:
+                        _write_synced(staged / name, file)
+                _sync_directory(staged)
+                target = staged.rename(directory / checkpoint.path.name)
+                _sync_directory(directory)
+        except CheckpointError:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        return cls.load(target)
 
     def discard(self, staged: Path) -> None:
         """Remove a staged directory if it exists."""
@@ -306,15 +373,16 @@ class CheckpointStore:
             retained += sum(1 for _ in _whole(path))
 
 
-def resolve(source: str, runs_dir: Path) -> Path:
+def resolve(source: str, runs_dir: Path, *, only_runs: bool = False) -> Path:
     """Find the checkpoint of ``source``: a run's name or directory, its checkpoints directory, or a
-    checkpoint.
+    checkpoint. ``only_runs``: ``source`` is relative to ``runs_dir``, nothing else is tried.
 
     Raises:
         CheckpointError: ``source`` does not exist, or holds no whole checkpoint; the message lists
             the alternatives.
     """
-    for path in (Path(source), runs_dir / source):
+    places = (runs_dir / source,) if only_runs else (Path(source), runs_dir / source)
+    for path in places:
         if _version_of(path) is not None and path.is_dir():
             return path
         if (path / MANIFEST).is_file():  # a copy under another name
@@ -333,7 +401,7 @@ def resolve(source: str, runs_dir: Path) -> Path:
         raise CheckpointError(
             f"checkpoint {source!r} does not exist; found: {_listing(parent, 'v*-*')}"
         )
-    for path in (Path(source), runs_dir / source):
+    for path in places:
         if (path / CONFIG_FILE).is_file():
             raise CheckpointError(
                 f"run {path.name!r} has no checkpoint; its settings are in "
@@ -358,7 +426,12 @@ def _version_of(path: Path) -> Version | None:
     return None if match is None else Version(int(match[1]), int(match[2]))
 
 
-def _serialized(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def serialized(arrays: Mapping[str, NDArray[Any]], tables: Mapping[str, WeightsTable]) -> bytes:
+    """The contents of a state file.
+
+    Raises:
+        CheckpointError: an array is not finite or has another dtype.
+    """
     for name, array in arrays.items():
         if array.dtype.kind in "fc" and not np.isfinite(array).all():
             first = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
@@ -367,7 +440,8 @@ def _serialized(arrays: Mapping[str, NDArray[Any]]) -> bytes:
             )
     try:
         return safetensors.numpy.save(
-            {name: np.asarray(array, order="C") for name, array in arrays.items()}
+            {name: np.asarray(array, order="C") for name, array in arrays.items()},
+            metadata=encode_tables(tables) or None,
         )
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         dtypes = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
@@ -486,11 +560,14 @@ def _matches(path: Path, state: StateFile) -> bool:
     return True
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, data: bytes | BufferedReader) -> None:
     """Write a new file. Only its owner can read it: the manifest holds the settings."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+        if isinstance(data, bytes):
+            file.write(data)
+        else:
+            shutil.copyfileobj(data, file)
         file.flush()
         os.fsync(file.fileno())
 

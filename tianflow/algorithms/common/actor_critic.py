@@ -27,7 +27,7 @@ from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full
 from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.config.networks import is_image
-from tianflow.core.payloads import EnvironmentSpec
+from tianflow.core.payloads import EnvironmentSpec, WeightsTable
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
 from tianflow.networks import Output
 from tianflow.ops.losses import (
@@ -392,6 +392,14 @@ class ActorCriticLearner(ABC):
                 f"normalisation{named} uses the statistics of the batch"
             )
         return "the network's act computes another policy than its forward"
+
+    @property
+    def tables(self) -> Mapping[str, WeightsTable]:
+        """Names of what another run can take: `tianflow.interfaces.TransfersParameters`."""
+        return {"flat": self.table}
+
+    def follow_parameters(self) -> None:  # noqa: B027 - a subclass with a target network overrides it
+        """No effect: nothing else depends on the parameters."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Copies of weights with normalisers, optimiser and generator."""

@@ -62,7 +62,11 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
             "critics": self.critics.buffer.bytes,
             "target_critics": self.target_critics.parameters,
         }
+        self.tables["critics"] = self.critics.buffer.table
         self._actor_parameters: Sequence[Tensor] = list(model.network.parameters())
+
+    def follow_parameters(self) -> None:
+        self.target_critics.follow(1.0)
 
     @abstractmethod
     def bootstrap(self, part: Transitions) -> Tensor:

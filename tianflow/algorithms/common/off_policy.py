@@ -19,6 +19,7 @@ from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full
 from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import OffPolicySettings
+from tianflow.core.payloads import WeightsTable
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.ops.returns import NStep, n_step
 from tianflow.ops.transforms import indexed
@@ -159,6 +160,8 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         }
         self.saved_tensors: dict[str, Tensor] = {"flat": model.buffer.bytes}
         """Tensors in a checkpoint, except those of optimisers."""
+        self.tables: dict[str, WeightsTable] = {"flat": self.table}
+        """Names of what another run can take: `tianflow.interfaces.TransfersParameters`."""
 
     @abstractmethod
     def compute_gradients(self, arrays: Tree) -> UpdateParts:
@@ -167,6 +170,10 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
     @abstractmethod
     def after_step(self) -> None:
         """Update target networks, after the optimisers' steps and the increment of ``updates``."""
+
+    @abstractmethod
+    def follow_parameters(self) -> None:
+        """Copy the trained networks into their target networks."""
 
     @abstractmethod
     def exploration(self, settings: Settings, updates: int) -> Mapping[str, float]:

@@ -105,5 +105,8 @@ class QLearner(OffPolicyLearner[QNetwork, Settings]):
         if self.updates % self.settings.target_update_updates == 0:
             self.target.follow(1.0)
 
+    def follow_parameters(self) -> None:
+        self.target.follow(1.0)
+
     def exploration(self, settings: Settings, updates: int) -> Mapping[str, float]:
         return settings.exploration(updates)

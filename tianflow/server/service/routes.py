@@ -22,6 +22,7 @@ from tianflow.config import loading as config_loading
 from tianflow.config.imports import require_allowed
 from tianflow.config.model import Config, HttpSettings
 from tianflow.errors import ConfigError, Problem, StateConflictError
+from tianflow.planning.initial import find_source
 from tianflow.rundir.audit_log import NAME, read_page
 from tianflow.rundir.checkpoints import CheckpointStore
 from tianflow.server.common import console, history, pages
@@ -405,9 +406,13 @@ class ServiceHandlers:
         with _paths_below_config():
             require_allowed(overrides, self._allowed)
             if isinstance(source, str):
-                return config_loading.load_shipped(source, overrides)
-            require_allowed(source, self._allowed)
-            return config_loading.load_config(source, overrides)
+                config = config_loading.load_shipped(source, overrides)
+            else:
+                require_allowed(source, self._allowed)
+                config = config_loading.load_config(source, overrides)
+            if config.run.init_from is not None:
+                find_source(config.run.init_from, self._manager.files.runs)
+            return config
 
 
 def _shape(document: object) -> Any:
