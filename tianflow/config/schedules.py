@@ -174,6 +174,8 @@ def setting_of(config: Config, path: str) -> float | Schedule | None:
     section, _, key = path.partition(".")
     model = getattr(config, section)
     found: float | Schedule | None = getattr(model, key, None)
+    if section == "replay" and config.algorithm.window is None:
+        return None
     if key not in type(model).model_fields or type(model).model_fields[key].exclude:
         return None
     limit = schedule_limit(config)
