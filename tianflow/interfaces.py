@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
     from tianflow.channels.broadcast import Broadcast
     from tianflow.channels.messages import ShardAnswer
-    from tianflow.config.model import AlgorithmSettings, Config
+    from tianflow.config.model import Config
     from tianflow.core.directives import Directive
     from tianflow.core.events import Event
     from tianflow.core.payloads import (
@@ -664,11 +664,20 @@ class TransfersParameters(Protocol):
         """
 
 
-class ReplayAlgorithm(Algorithm, Protocol):
-    """The learner's half of an algorithm that learns from replay."""
+@runtime_checkable
+class FollowsSettings(Protocol):
+    """An `Algorithm` that reads settings in force before each update, beside those of
+    `Algorithm.set_live`.
+    """
 
-    def set_settings(self, settings: AlgorithmSettings, updates: int) -> None:
-        """The settings in force, and the number of updates so far, for schedules."""
+    def set_settings(self, settings: Any, updates: int) -> None:
+        """The settings in force, with a number for every schedule, and the number of updates so
+        far.
+        """
+
+
+class ReplayAlgorithm(Algorithm, FollowsSettings, Protocol):
+    """The learner's half of an algorithm that learns from replay."""
 
 
 class AlgorithmFactory(Protocol):

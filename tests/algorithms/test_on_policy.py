@@ -371,6 +371,19 @@ def test_two_learners_of_one_seed_are_equal_and_live_settings_are_absolute(algor
     assert np.array_equal(before, two.flat())
 
 
+def test_ppo_uses_the_clip_range_in_force() -> None:
+    settings, env = config("ppo", epochs=4, learning_rate=1e-2), spec()
+    fractions = []
+    for clip in (1e-6, 10.0):
+        _, learner = pair(settings, env)
+        learner.set_settings(settings.algorithm.model_copy(update={"clip": clip}), 0)
+        fractions.append(
+            learner.step(batch_for(settings, env, learner)).statistics["clip_fraction"]
+        )
+    assert fractions[0] > 0.5
+    assert 0.0 == fractions[1]
+
+
 def test_the_flat_buffer_is_the_network_and_its_table_names_every_tensor() -> None:
     network = make_network(NetworkSettings(hidden=(3,)), spec(BOX))
     expected = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}

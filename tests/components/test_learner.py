@@ -21,6 +21,7 @@ from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryWeights, heap_arena
 from tianflow.components.learner import Learner, admissible
 from tianflow.config.model import Config
+from tianflow.config.schedules import Schedule
 from tianflow.core.events import UpdateFinished
 from tianflow.core.layout import make_layout
 from tianflow.core.limits import Limits
@@ -791,6 +792,77 @@ async def test_a_constant_rate_is_the_one_of_the_settings() -> None:
         assert expected == world.learner.statistics().gauges["learning_rate"]
 
 
+def falling(unit: str, over: float, end: float = 0.0) -> Schedule:
+    return Schedule.model_validate(
+        {"schedule": "linear", "start": 1.0, "end": end, "over": over, "unit": unit}
+    )
+
+
+@pytest.mark.parametrize("bound", [0, 2, None])
+async def test_schedules_of_a_learner_that_continues_a_run_go_on_where_the_run_is(
+    bound: int | None,
+) -> None:
+    """A resume and a restart look the same to the learner: versions, samples and seconds."""
+    world = World(bound=bound, start=Version(3, 50))
+    world.learner._samples, world.learner._trained_before_s = 400, 30.0
+    world.set(
+        config=config(
+            algorithm={
+                "batch_trajectories": 1,
+                "learning_rate": falling("updates", 100),
+                "entropy_cost": falling("steps", 800),
+                "clip": falling("seconds", 60.0, 0.5),
+            }
+        )
+    )
+    async with running(world):
+        world.commit()
+        await settle()
+        first = dict(world.learner.statistics().gauges)
+        world.commit()
+        await settle()
+        second = world.learner.statistics().gauges
+    assert (0.5, 0.5) == (first["learning_rate"], first["entropy_cost"])
+    assert 0.75 == pytest.approx(first["clip_range"], rel=0.02)
+    assert (0.49, 0.49) == (second["learning_rate"], second["entropy_cost"])
+    assert 0.49 == world.algorithm.rate
+
+
+async def test_a_number_and_another_schedule_replace_a_schedule_during_a_run() -> None:
+    world = World(bound=2)
+
+    def change(rate: object) -> None:
+        world.set(config=config(algorithm={"batch_trajectories": 1, "learning_rate": rate}))
+
+    rates = []
+    change(falling("updates", 10))
+    async with running(world):
+        for replacement in (None, 0.125, falling("updates", 4)):
+            if replacement is not None:
+                change(replacement)
+            world.commit()
+            await settle()
+            rates.append(world.algorithm.rate)
+    assert [1.0, 0.125, 0.5] == rates
+
+
+async def test_with_replay_steps_are_those_of_the_run_at_the_draw() -> None:
+    world = World(bound=None)
+    world.set(
+        config=config(algorithm={"batch_trajectories": 1, "learning_rate": falling("steps", 100)})
+    )
+    taken = world.learner._source.next_batch
+
+    async def drawn(for_version: Version) -> Batch:
+        return (await taken(for_version))._replace(env_steps=25, beta=0.6)
+
+    world.learner._source.next_batch = drawn  # type: ignore[method-assign]  # as replay answers
+    async with running(world):
+        world.commit()
+        await settle()
+        assert 0.75 == world.algorithm.rate
+
+
 # Statistics
 # --------------------------------------------------------------------------------------------------
 
@@ -813,7 +885,10 @@ async def test_statistics_of_updates_are_summed_with_the_rate_in_force() -> None
     async with running(World(bound=1)) as world:
         await train(world, 3.0, 1.0)
         rate = world.settings.value.config.algorithm.learning_rate
-        assert {"train/loss": (2, 2.0), "train/learning_rate": (2, rate)} == sums(world)
+        found = sums(world)
+        assert ((2, 2.0), (2, rate)) == (found["train/loss"], found["train/learning_rate"])
+        values = "learning_rate", "entropy_cost", "clip_range"
+        assert {"train/loss", *(f"train/{name}" for name in values)} == set(found)
 
 
 @pytest.mark.parametrize("finite", [True, False])
@@ -851,7 +926,8 @@ async def test_a_bad_statistic_is_refused_and_counted_and_the_update_counts() ->
         world.algorithm.extra = {"my loss": 1.0, "vector": np.ones(3)}  # type: ignore[dict-item]
         world.commit()
         await settle()
-        assert {"train/loss", "train/learning_rate"} == set(sums(world))
+        values = "loss", "learning_rate", "entropy_cost", "clip_range"
+        assert {f"train/{name}" for name in values} == set(sums(world))
         assert 2.0 == world.learner.statistics().counters["refused_statistics"]
         assert 1 == world.trained
 

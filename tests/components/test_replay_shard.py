@@ -380,7 +380,7 @@ class Several:
             limiter=Limiter(limits=RateLimits(1.0, 1, -np.inf, np.inf, 1000, 100, DRAWN)),
             period=1,
             prioritised=False,
-            beta=lambda: BETA,
+            schedule=lambda updates: (0, BETA),
             seed=seed,
             shards=count,
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tianflow.components.schedules import mean_epsilon, schedules_in_force
+from tianflow.components.schedules import mean_epsilon, schedules_in_force, settings_in_force
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.ops.exploration import apex_epsilons
@@ -45,13 +45,23 @@ def test_epsilons_of_ape_x_have_the_mean_of_all_actors() -> None:
     assert {"rollout/exploration_rate": pytest.approx(expected)} == schedules_in_force(apex, 5)
 
 
-@pytest.mark.parametrize(("name", "beta"), [("dqn", 0.4), ("r2d2", 0.6)])
-def test_beta_is_there_where_draws_are_prioritised(name: str, beta: float) -> None:
+@pytest.mark.parametrize("name", ["dqn", "r2d2"])
+def test_beta_of_the_batch_is_there_where_draws_are_prioritised(name: str) -> None:
     prioritised = config({"name": name}, replay={"selector": "prioritised"})
-    assert beta == schedules_in_force(prioritised, 0)["beta"]
+    assert 0.7 == schedules_in_force(prioritised, 0, 0.7)["beta"]
     assert "beta" not in schedules_in_force(
-        config({"name": name}, replay={"selector": "uniform"}), 0
+        config({"name": name}, replay={"selector": "uniform"}), 0, 0.7
     )
+
+
+def test_scheduled_settings_that_an_algorithm_has_are_statistics() -> None:
+    expected = {"learning_rate": 1e-3, "entropy_cost": 0.5}
+    given = {"learning_rate": 1e-3, "entropy_cost": 0.5}
+    assert expected == settings_in_force(config({"name": "impala", **given}).algorithm)
+    ppo = config({"name": "ppo", **given, "clip": 0.3}).algorithm
+    assert {**expected, "clip_range": 0.3} == settings_in_force(ppo)
+    dqn = config({"name": "dqn", "learning_rate": 1e-3}).algorithm
+    assert {"learning_rate": 1e-3} == settings_in_force(dqn)
 
 
 def test_noise_of_td3_follows_its_schedule() -> None:

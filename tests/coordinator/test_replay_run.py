@@ -235,10 +235,29 @@ async def test_a_stop_leaves_nothing_open_and_calls_no_shard_lost(tmp_path: Path
         assert (0, {"stopped": 1}) == (ledger.open, ledger.dropped)
 
 
-@pytest.mark.parametrize(("replay", "beta"), [({}, 0.4), ({"beta": 0.7}, 0.7)])
+GROWING = {"schedule": "linear", "start": 0.2, "end": 1.0, "over": 10, "unit": "updates"}
+
+
+@pytest.mark.parametrize(
+    ("replay", "beta"), [({}, 0.4), ({"beta": 0.7}, 0.7), ({"beta": GROWING}, 0.6)]
+)
 async def test_importance_weights_have_the_exponent_in_force(
     tmp_path: Path, replay: dict[str, Any], beta: float
 ) -> None:
     world = ReplayWorld(tmp_path, apex(**replay))
     assert isinstance(world.run.exchange, ReplayExchange)
-    assert beta == world.run.exchange._draws._beta()
+    assert (0, pytest.approx(beta)) == world.run.exchange._draws._schedule(5)
+
+
+def failing(progress: float) -> float:
+    """Fails at a progress at which no check calls it."""
+    return 1.0 if progress != 0.1 else 1.0 / 0.0
+
+
+async def test_a_schedule_of_beta_that_fails_ends_the_run(tmp_path: Path) -> None:
+    beta = {"schedule": f"{__name__}:failing", "over": 10, "unit": "updates"}
+    world = ReplayWorld(tmp_path, apex(beta=beta))
+    assert (0, 1.0) == world.run._replay_schedule(1)
+    error = world.run.lifecycle.first_error
+    assert error is not None
+    assert "replay.beta" == error.component

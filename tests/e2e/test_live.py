@@ -140,6 +140,10 @@ def test_everything_else_that_may_change_does_and_the_oracle_sees_no_violation(
     set_live(live, "algorithm.batch_trajectories=4")
     assert {4} == {len(use.ages) for use in recorded(live)[-3:]}
     set_live(live, "algorithm.batch_trajectories=2", "algorithm.learning_rate=1e-4")
+    set_live(
+        live, 'algorithm.learning_rate={schedule="linear", start=1e-4, end=5e-5, over=100_000}'
+    )
+    set_live(live, "algorithm.learning_rate=1e-4")
     set_live(live, "balance.credits=3")
     assert 3 >= live.metric("credits_limit")
     set_live(

@@ -291,6 +291,7 @@ def test_live_settings_of_every_algorithm_are_as_described(algorithm: str, resou
         ("balance", {"parameters": None}),
         ("balance", {"controller": ["staleness", "freshest"]}),
         ("learner", {"learning_rate": 0, "slowdown": None}),
+        ("learner", {"learning_rate": {"schedule": "constant", "start": 0.5}}),
         ("actors", {}),
     ],
 )
@@ -317,6 +318,7 @@ async def test_values_that_the_schema_allows_are_accepted(
         ("evaluation", {"episodes": 2**63}),
         ("balance", {"max_staleness": 10**30}),
         ("learner", {"learning_rate": -1.0}),
+        ("learner", {"learning_rate": {"schedule": "linear", "unit": "frames"}}),
         ("evaluation", {"every_s": 0.0}),
     ],
 )

@@ -351,6 +351,22 @@ async def test_a_change_imports_allowed_modules_only(
     assert 200 == (await patch(client, "balance", {"controller": name})).status
 
 
+async def test_a_schedule_over_http_may_call_functions_of_allowed_modules_only(
+    client: Client, run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_someone_else.py").write_text("def rate(progress):\n    return 1e-3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    body = {"learning_rate": {"schedule": "of_someone_else:rate", "over": 100}}
+    found = await problem(await patch(client, "learner", body), 422)
+    assert found["errors"][0]["path"].endswith("learning_rate.schedule")
+    assert "of_someone_else" not in sys.modules
+    http = run.config.http.model_copy(update={"allowed_imports": ("of_someone_else",)})
+    run.config = run.config.model_copy(update={"http": http})
+    response = await patch(client, "learner", body)
+    assert 200 == response.status
+    assert {**body["learning_rate"], "over": 100.0} == (await response.json())["learning_rate"]
+
+
 async def test_a_patch_is_in_force_and_audited(client: Client, run: FakeRun) -> None:
     response = await patch(client, "balance", {"max_staleness": 4})
     assert 200 == response.status

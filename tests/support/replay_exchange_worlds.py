@@ -165,7 +165,7 @@ class World:
             limiter=Limiter(limits=limits),
             period=1,
             prioritised=prioritised,
-            beta=lambda: beta,
+            schedule=lambda updates: (0, beta),
             seed=seed,
             shards=shards,
             ahead=ahead,

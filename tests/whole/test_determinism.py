@@ -141,6 +141,14 @@ KINDS: dict[str, dict[str, Mapping[str, object]]] = {
         "run": {"max_env_steps": 1_000_000},
     },
 }
+KINDS["schedules"] = {
+    "algorithm": {
+        **ALGORITHMS["ppo"],
+        "learning_rate": {"schedule": "cosine", "start": 1e-2, "end": 1e-4, "over": 1000},
+        "entropy_cost": {"schedule": "piecewise", "points": [[2, 0.1], [11, 0]], "unit": "updates"},
+        "clip": {"schedule": "exponential", "start": 0.5, "end": 0.05, "over": 1000},
+    },
+}
 KINDS["central, lstm, normalised"] = {**KINDS["lstm, normalised"], **CENTRAL}
 
 
@@ -149,6 +157,7 @@ KINDS["central, lstm, normalised"] = {**KINDS["lstm, normalised"], **CENTRAL}
     [
         *((kind, "inline") for kind in KINDS),
         pytest.param("lstm, normalised", "processes", marks=E2E),
+        pytest.param("schedules", "processes", marks=E2E),
         pytest.param("central, lstm, normalised", "processes", marks=E2E),
     ],
 )

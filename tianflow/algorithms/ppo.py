@@ -99,6 +99,10 @@ class PPOLearner(ActorCriticLearner):
         assert isinstance(settings, PPOSettings)
         self._settings = settings
 
+    def set_settings(self, settings: PPOSettings, updates: int) -> None:  # noqa: ARG002 - the caller computes schedules
+        """Set the clip range of the next update."""
+        self._settings = settings
+
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
         minibatches = self._minibatches(samples.valid_t)
         before, reusable = self._evaluate(samples, minibatches[0])

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.components.agreement import PolicyAgreement
-from tianflow.components.schedules import schedules_in_force
+from tianflow.components.schedules import schedules_in_force, settings_in_force
 from tianflow.components.weights import WeightPublisher, diverged, publish_due
-from tianflow.config.rules import largest_publish_lag, schedule_limit
+from tianflow.config.rules import largest_publish_lag
+from tianflow.config.schedules import Elapsed, settings_at
 from tianflow.core.events import UpdateFinished
 from tianflow.core.learning import LearningTally
 from tianflow.core.payloads import Batch, Settlement, Version
@@ -23,7 +24,7 @@ from tianflow.core.statistics import (
     WeightsMeasures,
 )
 from tianflow.errors import EndOfChannel, RunError
-from tianflow.interfaces import MeasuresDivergence, TransfersParameters
+from tianflow.interfaces import FollowsSettings, MeasuresDivergence, TransfersParameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         BatchSource,
         EventPublisher,
         LearnerBatch,
-        ReplayAlgorithm,
         SettingsReader,
         StepResult,
         WeightsWriter,
@@ -342,11 +342,12 @@ class Learner:
             self._stacker.fill(index, self._source.view(trajectory), trajectory.length)
         stacked = self._stacker.batch()
         self._copy_seconds.add(time.monotonic() - began)
-        algorithm = config.algorithm
-        rate = self._learning_rate = self._rate_in_force(config, began)
-        self._algorithm.set_live(rate, algorithm.entropy_cost)
-        if algorithm.window is not None:
-            cast("ReplayAlgorithm", self._algorithm).set_settings(algorithm, self._version.number)
+        settings = settings_at(config, self._elapsed(batch, began))
+        self._learning_rate = settings.learning_rate
+        self._algorithm.set_live(settings.learning_rate, settings.entropy_cost)
+        algorithm: object = self._algorithm
+        if isinstance(algorithm, FollowsSettings):
+            algorithm.set_settings(settings, self._version.number)
         result = self._algorithm.step(stacked, self._compute.stopping.is_set)
         if result.priorities is not None and result.finite:
             self._source.view(batch.trajectories[0])["priority"][:] = result.priorities
@@ -358,20 +359,24 @@ class Learner:
             arrays=stacked,
             result=result,
         )
-        result = self._recorded(result, rate, config)
+        in_force = {
+            **settings_in_force(settings),
+            **schedules_in_force(config, self._version.number, batch.beta),
+        }
+        result = self._recorded(result, in_force)
         if self._is_due(config, stacked, bound):
             return result, self._newest_flat(), True
         return result, self._algorithm.flat(), False
 
-    def _recorded(self, result: StepResult, rate: float, config: Config) -> StepResult:
+    def _recorded(self, result: StepResult, in_force: Mapping[str, float]) -> StepResult:
         """``result`` with numbers as statistics, which count towards the means of the run.
+        ``in_force`` has those of schedules.
 
         Those of an undone update do not count: they describe a step that was not taken.
         """
         if not result.statistics:
             return result
-        schedules = {"learning_rate": rate, **schedules_in_force(config, self._version.number)}
-        numbers = self._learning.accept({**schedules, **result.statistics})
+        numbers = self._learning.accept({**in_force, **result.statistics})
         if result.finite:
             self._learning.add(numbers)
         return replace(result, statistics=numbers)
@@ -407,20 +412,14 @@ class Learner:
             "it has no retain_policy() and divergence(); interval is accepted",
         )
 
-    def _rate_in_force(self, config: Config, now: float) -> float:
-        """The learning rate of an update that begins at ``now``."""
-        rate, limit = config.algorithm.learning_rate, schedule_limit(config)
+    def _elapsed(self, batch: Batch, now: float) -> Elapsed:
+        """How far the run is at an update on ``batch`` that begins at ``now``."""
         if self._first_batch is None:
             self._first_batch = now
-        if config.algorithm.learning_rate_schedule != "linear" or limit is None:
-            return rate
-        name, end = limit
-        done = {
-            "max_env_steps": self._samples,
-            "max_updates": self._version.number,
-            "max_seconds": self._trained_before_s + now - self._first_batch,
-        }[name]
-        return rate * max(0.0, 1.0 - done / end)
+        # replay trains on each step many times
+        steps = self._samples if batch.env_steps is None else batch.env_steps
+        seconds = self._trained_before_s + now - self._first_batch
+        return Elapsed(steps, self._version.number, seconds)
 
     def _count_skipped(self, result: StepResult) -> None:
         self._consecutive_skips = 0 if result.finite else self._consecutive_skips + 1

@@ -5,16 +5,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tianflow.config.off_policy import QSettings, TD3Settings
+from tianflow.config.schedules import SCHEDULED
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
+    from tianflow.config.on_policy import AlgorithmSettings
+
+STATISTICS = {
+    "algorithm.learning_rate": "learning_rate",
+    "algorithm.entropy_cost": "entropy_cost",
+    "algorithm.clip": "clip_range",
+}
+"""Names of the statistics of scheduled settings."""
 
 
-def schedules_in_force(config: Config, updates: int) -> dict[str, float]:
+def settings_in_force(settings: AlgorithmSettings) -> dict[str, float]:
+    """Scheduled settings of an algorithm in force, by the names of their statistics.
+
+    Args:
+        settings: with a number for every schedule (`tianflow.config.schedules.settings_at`).
+    """
+    found = {}
+    for path in SCHEDULED:
+        key = path.rpartition(".")[2]
+        field = type(settings).model_fields.get(key)
+        if path in STATISTICS and field is not None and not field.exclude:
+            found[STATISTICS[path]] = float(getattr(settings, key))
+    return found
+
+
+def schedules_in_force(config: Config, updates: int, beta: float | None = None) -> dict[str, float]:
     """Values after ``updates`` updates by the names of their statistics; empty without replay.
 
     ``rollout/exploration_rate`` is the mean epsilon of all environments, ``rollout/noise_std`` the
-    standard deviation of exploration noise, and ``beta`` the exponent of importance weights.
+    standard deviation of exploration noise, and ``beta`` the exponent of importance weights of the
+    batch.
     """
     settings = config.algorithm
     found: dict[str, float] = {}
@@ -24,8 +49,8 @@ def schedules_in_force(config: Config, updates: int) -> dict[str, float]:
         found["rollout/exploration_rate"] = mean_epsilon(environments, **exploration)
     elif isinstance(settings, TD3Settings):
         found["rollout/noise_std"] = settings.exploration(updates)["noise_std"]
-    if settings.window is not None and config.replay.selector == "prioritised":
-        found["beta"] = config.priority_exponents[1]
+    if beta is not None and config.replay.selector == "prioritised":
+        found["beta"] = beta
     return found
 
 

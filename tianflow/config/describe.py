@@ -22,7 +22,7 @@ from tianflow.config.model import (
     Config,
     algorithm_settings,
 )
-from tianflow.config.on_policy import Section
+from tianflow.config.section import Section
 from tianflow.errors import ConfigError, Problem
 
 _BOUNDS = {
@@ -144,10 +144,10 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
 
 def accepted(schema: Mapping[str, Any]) -> str:
     """The values that a JSON schema accepts, in words."""
-    if "anyOf" in schema:
-        return ", or ".join(
-            accepted(part) for part in schema["anyOf"] if part.get("type") != "null"
-        )
+    if alternatives := schema.get("anyOf", schema.get("oneOf")):
+        return ", or ".join(accepted(part) for part in alternatives if part.get("type") != "null")
+    if "$ref" in schema:
+        return f"table of a {schema['$ref'].rpartition('/')[2].lower()}"
     if "const" in schema or "enum" in schema:
         return ", ".join(str(choice) for choice in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":

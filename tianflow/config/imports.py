@@ -32,7 +32,7 @@ NAMES = frozenset(
 )
 """Settings that name what is imported; any colon in them counts."""
 RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-"""Name of a run, which is no path: as in ``run.name``."""
+"""Name of a run. It is not a path: as in ``run.name``."""
 OBJECT = re.compile(r"\s*[^\W\d][\w.]*\s*:\s*[^\W\d]")
 """``module:attribute`` in any other setting."""
 

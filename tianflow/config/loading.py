@@ -28,6 +28,7 @@ from tianflow.config.model import (
 )
 from tianflow.config.portable import TOO_LARGE, unportable
 from tianflow.config.problems import innermost, path_with, problems_of, unknown_key
+from tianflow.config.schedules import SCHEDULED
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 
@@ -115,7 +116,12 @@ def with_changes(config: Config, changes: Changes) -> Config:
     plain = _plain(changes, "", problems)
     if problems:
         raise ConfigError(problems)
-    return _checked(_merged(config.model_dump(mode="json"), plain))
+    tables = config.model_dump(mode="json")
+    for path in SCHEDULED:
+        section, _, key = path.partition(".")
+        if _is_whole_schedule(path, plain.get(section, {}).get(key)):
+            tables[section][key] = None  # entries of another schedule have no meaning for it
+    return _checked(_merged(tables, plain))
 
 
 def live_settings(config: Config) -> str:
@@ -335,11 +341,16 @@ def _override(tables: Table, path: str, value: object, problems: list[Problem]) 
             return
         table = inner
     if isinstance(value, Mapping):
-        table[key] = _merged(table.get(key), value)
+        table[key] = _merged(None if _is_whole_schedule(path, value) else table.get(key), value)
     elif value is None:
         table.pop(key, None)
     else:
         table[key] = value
+
+
+def _is_whole_schedule(path: str, value: object) -> bool:
+    """True if ``value`` replaces the schedule at ``path``, rather than entries of it."""
+    return path in SCHEDULED and isinstance(value, Mapping) and "schedule" in value
 
 
 def _merged(into: object, patch: Mapping[str, object]) -> Table:

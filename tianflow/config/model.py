@@ -17,11 +17,11 @@ from tianflow.config.off_policy import DQNSettings, R2D2Settings, SACSettings, T
 from tianflow.config.on_policy import (
     A2CSettings,
     AlgorithmSettings,
-    Fraction,
     ImpalaSettings,
     PPOSettings,
-    Section,
 )
+from tianflow.config.schedules import ScheduledFraction
+from tianflow.config.section import Fraction, Section
 from tianflow.errors import ConfigError, Problem
 
 __all__ = [
@@ -267,9 +267,10 @@ class ReplaySettings(Section):
     """Distribution of draws: uniform, by priority, oldest first, or newest first."""
     alpha: Annotated[float, Field(ge=0.0)] | None = None
     """Exponent of priorities (arXiv 1511.05952); 0: uniform. None: 0.9 for r2d2, else 0.6."""
-    beta: Fraction | None = None
-    """Exponent of importance weights; 1: full correction of the bias of prioritised draws. None:
-    0.6 for r2d2, else 0.4.
+    beta: ScheduledFraction | None = None
+    """Exponent of importance weights, or its schedule; 1: full correction of the bias of
+    prioritised draws. None: 0.6 for r2d2, else from 0.4 to 1 over the limit of the run; without a
+    limit 0.4.
     """
     max_samples: PositiveInt | None = None
     """Number of draws after which an item is removed; None: without limit."""
@@ -494,7 +495,9 @@ class Config(Section):
 
     @property
     def priority_exponents(self) -> tuple[float, float]:
-        """Exponents in force of priorities (alpha) and of importance weights (beta)."""
+        """Exponents of priorities (alpha) and of importance weights (beta), as they are set.
+        `tianflow.config.schedules` resolves a schedule of beta.
+        """
         alpha, beta = getattr(self.algorithm, "priority_exponents", (0.6, 0.4))
         given = self.replay.alpha, self.replay.beta
         return (alpha if given[0] is None else given[0], beta if given[1] is None else given[1])

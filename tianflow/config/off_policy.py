@@ -21,7 +21,9 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from tianflow.config.on_policy import AlgorithmSettings, Fraction
+from tianflow.config.on_policy import AlgorithmSettings
+from tianflow.config.schedules import ScheduledRate
+from tianflow.config.section import Fraction
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import Problem
 
@@ -34,7 +36,6 @@ SCALE_ERROR = 0.01
 """Largest error of an end of a range that is scaled to -1..1."""
 ABSENT = "absent_setting"
 """Kind of the error of a setting that only the base class has. Such a field is not written."""
-Rate = Annotated[float, Field(ge=0.0)]
 Updates = Annotated[int, Field(ge=0)]
 
 
@@ -60,6 +61,8 @@ class OffPolicySettings(AlgorithmSettings):
     """Defaults of ``replay.alpha`` and ``replay.beta`` (PER, arXiv 1511.05952; Ape-X, arXiv
     1803.00933).
     """
+    anneals_beta: ClassVar[bool] = True
+    """True if the default of ``replay.beta`` grows to 1 over the limit of the run, as in PER."""
 
     entropy_cost: Annotated[SkipJsonSchema[float], Field(exclude=True)] = 0.0
     value_cost: Annotated[SkipJsonSchema[float], Field(exclude=True)] = 0.5
@@ -86,7 +89,8 @@ class OffPolicySettings(AlgorithmSettings):
             raise ValueError(
                 "learning_rate_schedule = 'linear' decreases with the number of trained samples, "
                 "and replay trains on each step many times: the rate would be 0 long before the "
-                "end of the run; set it to 'constant'"
+                "end of the run; set it to 'constant', or learning_rate to a table with schedule = "
+                "'linear'"
             )
         return self
 
@@ -182,9 +186,10 @@ class R2D2Settings(QSettings):
     recurrent: ClassVar[bool] = True
     previous_step: ClassVar[bool] = True
     priority_exponents: ClassVar[tuple[float, float]] = (0.9, 0.6)
+    anneals_beta: ClassVar[bool] = False
 
     name: str = "r2d2"
-    learning_rate: Rate = 1e-4
+    learning_rate: ScheduledRate = 1e-4
     discount: Fraction = 0.997
     adam_epsilon: PositiveFloat = 1e-3
     batch_size: PositiveInt = 64
@@ -222,7 +227,7 @@ class ContinuousSettings(OffPolicySettings):
 
     live: ClassVar[tuple[str, ...]] = (*OffPolicySettings.live, "target_smoothing")
 
-    learning_rate: Rate = 3e-4
+    learning_rate: ScheduledRate = 3e-4
     """Learning rate of actor and critics, and of SAC's temperature."""
     adam_epsilon: PositiveFloat = 1e-8
     target_smoothing: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005

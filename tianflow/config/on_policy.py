@@ -7,24 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from tianflow.config.schedules import ScheduledPositive, ScheduledRate
+from tianflow.config.section import Fraction, Section
 
 if TYPE_CHECKING:
     from tianflow.core.payloads import ActionSpec
-
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """Base of all sections. Unknown keys are refused, and values are immutable."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        use_attribute_docstrings=True,
-    )
 
 
 class AlgorithmSettings(Section):
@@ -41,12 +30,12 @@ class AlgorithmSettings(Section):
     """Algorithm: a2c, dqn, impala, ppo, r2d2, sac, td3, another installed one, or
     module:attribute.
     """
-    learning_rate: Annotated[float, Field(ge=0.0)] = 2.5e-4
-    """Learning rate of Adam."""
+    learning_rate: ScheduledRate = 2.5e-4
+    """Learning rate of Adam, or its schedule."""
     discount: Fraction = 0.99
     """Discount per step (gamma)."""
-    entropy_cost: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the policy's entropy in the loss."""
+    entropy_cost: ScheduledRate = 0.0
+    """Weight of the policy's entropy in the loss, or its schedule."""
     value_cost: Annotated[float, Field(ge=0.0)] = 0.5
     """Weight of the value loss."""
     max_grad_norm: PositiveFloat = 0.5
@@ -56,8 +45,9 @@ class AlgorithmSettings(Section):
     batch_trajectories: PositiveInt = 1
     """Number of trajectories in one update (B)."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """Learning-rate schedule. linear: decreases to 0 over the first limit that is set of
-    ``run.max_env_steps``, ``run.max_updates`` and ``run.max_seconds``.
+    """Schedule of a learning rate that is a number. linear: decreases to 0 over the first limit
+    that is set of ``run.max_env_steps``, ``run.max_updates`` and ``run.max_seconds``. A table in
+    ``learning_rate`` takes precedence.
     """
 
     @property
@@ -98,8 +88,8 @@ class PPOSettings(AlgorithmSettings):
     """Lambda of generalised advantage estimation (arXiv 1506.02438); 1: full returns, 0: one
     step.
     """
-    clip: PositiveFloat = 0.2
-    """Clip range of the probability ratio: 1 - clip to 1 + clip."""
+    clip: ScheduledPositive = 0.2
+    """Clip range of the probability ratio, 1 - clip to 1 + clip, or its schedule."""
     value_clip: PositiveFloat | None = None
     """Largest change of a value from the old one; None: without limit."""
     epochs: PositiveInt = 4
@@ -124,7 +114,7 @@ class ImpalaSettings(AlgorithmSettings):
     measures_divergence: ClassVar[bool] = True
 
     name: str = "impala"
-    entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
+    entropy_cost: ScheduledRate = 0.01
     vtrace_lambda: Fraction = 1.0
     """Lambda of V-trace targets; 1: full n-step returns."""
     rho_bar: PositiveFloat = 1.0
@@ -154,7 +144,7 @@ class A2CSettings(AlgorithmSettings):
     measures_divergence: ClassVar[bool] = True
 
     name: str = "a2c"
-    learning_rate: Annotated[float, Field(ge=0.0)] = 7e-4
-    entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
+    learning_rate: ScheduledRate = 7e-4
+    entropy_cost: ScheduledRate = 0.01
     normalise_advantages: bool = False
     """Normalisation of advantages to mean 0 and deviation 1 over the batch."""

@@ -209,6 +209,8 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
             keys.append(str(part))
             field = current.model_fields.get(str(part))
             current = field.annotation if field is not None else None
+        elif (member := _table(current)) is not None and part == member.__name__:
+            current = member
         elif isinstance(part, int):
             keys.append(str(part))
         elif get_origin(_bare(current)) is dict and position == len(location) - 1:
@@ -225,13 +227,25 @@ def _bare(annotation: Any) -> Any:
     return annotation
 
 
+def _table(annotation: Any) -> type[BaseModel] | None:
+    """The model among the alternatives of ``annotation``, if there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    alternatives = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        alternatives = alternatives[:1]
+    elif get_origin(annotation) not in {Union, types.UnionType}:
+        return None
+    return next((found for each in alternatives if (found := _table(each)) is not None), None)
+
+
 def _section(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | None:
     """The model of the table at ``keys``, if it is one."""
     current: type[BaseModel] = model
     for key in keys:
         field = current.model_fields.get(key)
-        annotation = _bare(field.annotation) if field is not None else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        annotation = _table(field.annotation) if field is not None else None
+        if annotation is None:
             return None
         current = annotation
     return current

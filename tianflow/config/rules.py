@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tianflow import plugins
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, PPOSettings, ReplaySettings
 from tianflow.config.portable import unportable_settings
+from tianflow.config.schedules import LIMITS, Schedule, check_schedules, schedule_limit
 from tianflow.core.formatting import number
 from tianflow.core.limits import RateLimits
 from tianflow.core.payloads import MOST_ROWS, credits_ceiling
@@ -22,9 +23,6 @@ from tianflow.interfaces import MeasuresDivergence
 
 if TYPE_CHECKING:
     from tianflow.interfaces import Controller
-
-SCHEDULE_LIMITS = ("max_env_steps", "max_updates", "max_seconds")
-"""Limits of a run over which a learning rate can fall."""
 
 # Derived quantities: balance
 # --------------------------------------------------------------------------------------------------
@@ -111,15 +109,6 @@ def samples_per_update(config: Config) -> int:
     return config.actors.rollout_steps * config.env.num_envs * config.algorithm.batch_trajectories
 
 
-def schedule_limit(config: Config) -> tuple[str, float] | None:
-    """The limit of ``run`` over which a linear learning rate falls to 0; None without a limit.
-
-    The first that is set of ``max_env_steps``, ``max_updates`` and ``max_seconds``.
-    """
-    limits = ((name, getattr(config.run, name)) for name in SCHEDULE_LIMITS)
-    return next(((name, float(limit)) for name, limit in limits if limit is not None), None)
-
-
 # Derived quantities: replay
 # --------------------------------------------------------------------------------------------------
 
@@ -192,7 +181,7 @@ def check(config: Config) -> list[Problem]:
         *_check_balance(config),
         *_check_minibatch(config),
         *_check_deterministic(config),
-        *_check_schedule(config),
+        *(_check_schedule(config) or check_schedules(config)),
         *_check_sinks(config),
         *_check_replay(config),
         *_check_inference(config),
@@ -376,14 +365,16 @@ def _check_deterministic(config: Config) -> list[Problem]:
 
 
 def _check_schedule(config: Config) -> list[Problem]:
-    if config.algorithm.learning_rate_schedule != "linear":
+    """The older form of a schedule. A table in ``learning_rate`` takes precedence."""
+    rate: object = config.algorithm.learning_rate
+    if config.algorithm.learning_rate_schedule != "linear" or isinstance(rate, Schedule):
         return []
     path, limit = "algorithm.learning_rate_schedule", schedule_limit(config)
-    limits = ", ".join(f"run.{name}" for name in SCHEDULE_LIMITS)
+    limits = ", ".join(f"run.{name}" for name in LIMITS.values())
     if limit is None:
         message = f"the rate falls to 0 over a limit of the run, and none is set of {limits}"
         return [Problem(path, "linear", message, "constant, or a run with one of these limits")]
-    if config.run.deterministic and limit[0] == "max_seconds":
+    if config.run.deterministic and limit[0] == "seconds":
         message = (
             "the rate would fall with the time of run.max_seconds, so a deterministic run could "
             "not repeat bit for bit"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tianflow.channels.broadcast import Broadcast
+from tianflow.config.schedules import Elapsed, value_at
 from tianflow.coordinator.balancer import Balancer
 from tianflow.coordinator.checkpointing import CheckpointManager, ResumePoint
 from tianflow.coordinator.control import Control, LiveConfig
@@ -87,7 +88,7 @@ class Run:
         self.registry = registry = ComponentRegistry()
         slot_manager = SlotManager(owner=slots, layout=layout)
         self.exchange = exchange = slot_manager.open(
-            config, clock=clock, beta=lambda: live.config.priority_exponents[1], resumed=resumed
+            config, clock=clock, schedule=self._replay_schedule, resumed=resumed
         )
         exchange.seed_epoch = resumed.version.number if resumed and deterministic else 0
         exchange.on_settled(self._settled)
@@ -259,6 +260,19 @@ class Run:
 
     # Observing
     # ----------------------------------------------------------------------------------------------
+
+    def _replay_schedule(self, updates: int) -> tuple[int, float]:
+        """Environment steps so far, and the exponent of importance weights for the draw after
+        ``updates`` updates.
+        """
+        steps = self.snapshot.env_steps
+        elapsed = Elapsed(steps, updates, self.lifecycle.trained_s(time.monotonic()))
+        try:
+            beta = value_at(self._live.config, "replay.beta", elapsed)
+        except RunError as error:
+            self.lifecycle.fail(error)
+            beta = None
+        return steps, 1.0 if beta is None else beta
 
     def _settled(self) -> None:
         self.snapshot.last_update = time.time()

@@ -37,7 +37,7 @@ class SlotManager:
         config: Config,
         *,
         clock: Callable[[], float],
-        beta: Callable[[], float],
+        schedule: Callable[[int], tuple[int, float]],
         resumed: Checkpoint | None,
     ) -> Exchange:
         """Allocate the first slots, and make the exchange over them.
@@ -45,7 +45,8 @@ class SlotManager:
         Args:
             config: settings at the start.
             clock: monotonic seconds, less the time for which the run was paused.
-            beta: exponent of importance weights in force.
+            schedule: environment steps so far, and exponent of importance weights, for the draw
+                after a number of updates.
             resumed: with replay, the checkpoint whose counts the limiter continues.
         """
         wanted = min(slots_wanted(config), slots_capacity(config, self._layout))
@@ -66,7 +67,7 @@ class SlotManager:
             limiter=_limiter(config, resumed),
             period=config.algorithm.window[1],
             prioritised=config.replay.selector == "prioritised",
-            beta=beta,
+            schedule=schedule,
             seed=config.run.seed,
             shards=config.replay.shards,
             ahead=config.learner.prefetch > 0 and not config.run.deterministic,

@@ -264,6 +264,10 @@ class Batch(NamedTuple):
 
     for_version: Version
     trajectories: tuple[Trajectory, ...]
+    env_steps: int | None = None
+    """Environment steps of the run when replay drew the batch; None without replay."""
+    beta: float | None = None
+    """Exponent of its importance weights; None without replay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ class Draws(Mapping[int, DrawRecord]):
         slots: number of draw slots.
         shards: that are drawn from.
         prioritised: whether the learner returns priorities.
-        beta: exponent of the importance weights in force.
+        schedule: environment steps so far, and exponent of importance weights, for the draw after
+            a number of updates.
         seed: of the choice of shards.
     """
 
@@ -62,10 +63,11 @@ class Draws(Mapping[int, DrawRecord]):
         slots: int,
         shards: Shards,
         prioritised: bool,
-        beta: Callable[[], float],
+        schedule: Callable[[int], tuple[int, float]],
         seed: int,
     ) -> None:
-        self._arena, self._shards, self._prioritised, self._beta = arena, shards, prioritised, beta
+        self._arena, self._shards, self._prioritised = arena, shards, prioritised
+        self._schedule = schedule
         self.draw_size, self._length = arena.layout.num_envs, arena.layout.steps
         """Items of each draw."""
         self.free_slots = list(range(slots))
@@ -159,14 +161,14 @@ class Draws(Mapping[int, DrawRecord]):
         probability = views["probability"].copy()
         for index, (_, first, count) in draw.parts.items():
             probability[first : first + count] *= draw.shares[index]
+        steps, beta = self._schedule(draw.for_version.number)
         views["weight"][:] = importance_weights(
-            probability, count=max(1, self._shards.size), beta=self._beta()
+            probability, count=max(1, self._shards.size), beta=beta
         )
         draw.state = "held"
         oldest = Version(draw.for_version.lineage, int(views["version"].min()))
-        return Batch(
-            draw.for_version, (Trajectory(number, draw.slot, self._length, self.draw_size, oldest),)
-        )
+        trajectory = Trajectory(number, draw.slot, self._length, self.draw_size, oldest)
+        return Batch(draw.for_version, (trajectory,), steps, beta)
 
     def settle(self, number: int, *, skipped: bool) -> None:
         """The learner has trained on a draw, or skipped the update. Its priorities lie in the slot,

@@ -63,7 +63,8 @@ class ReplayExchange(Exchange):
         limiter: limits how far either side runs ahead.
         period: steps between the beginnings of two items of one environment.
         prioritised: whether the learner returns priorities.
-        beta: exponent of the importance weights in force.
+        schedule: environment steps so far, and exponent of importance weights, for the draw after
+            a number of updates.
         seed: of the choice of shards.
         shards: number of shards of the run.
         ahead: make the next draw before the learner asks. Not under a bound: a draw for a later
@@ -81,7 +82,7 @@ class ReplayExchange(Exchange):
         limiter: Limiter,
         period: int,
         prioritised: bool,
-        beta: Callable[[], float],
+        schedule: Callable[[int], tuple[int, float]],
         seed: int,
         shards: int = 1,
         ahead: bool = False,
@@ -94,7 +95,7 @@ class ReplayExchange(Exchange):
             slots=slots,
             shards=self._shards,
             prioritised=prioritised,
-            beta=beta,
+            schedule=schedule,
             seed=seed,
         )
         self._committed: deque[int] = deque()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from tianflow import plugins
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
+from tianflow.config.schedules import Elapsed, settings_at
 from tianflow.envs.progress import EnvironmentProgress
 from tianflow.errors import PoisonedTrajectoryError, RunError
 from tianflow.hosts.compute import Compute
@@ -243,7 +244,10 @@ class Builder:
 
     def _algorithm(self) -> Algorithm:
         self._set_threads()
-        config = self._config
+        plan, config = self._plan, self._config
+        elapsed = Elapsed(plan.samples, plan.start.number, plan.trained_s)
+        # The learner sets the values in force before each update.
+        config = config.model_copy(update={"algorithm": settings_at(config, elapsed)})
         algorithm = _factory(config).make_learner(
             config, self._plan.spec, _device(config.learner.device)
         )

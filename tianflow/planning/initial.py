@@ -53,7 +53,7 @@ class InitialState:
     differences: tuple[str, ...]
 
     def notes(self) -> Iterator[str]:
-        """Sentences for the person who starts the run."""
+        """Sentences that are printed when the run starts."""
         if self.differences:
             shown = self.differences[:MOST_DIFFERENCES]
             more = len(self.differences) - len(shown)

@@ -10,6 +10,7 @@ from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
 from tianflow import plugins
+from tianflow.config.schedules import Elapsed, settings_at
 from tianflow.core.payloads import Grant, Version
 from tianflow.planning.validation import require_valid
 
@@ -40,6 +41,8 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
     from tianflow.planning.layouts import trajectory_layout
 
     spec = require_valid(config).spec
+    settings = settings_at(config, Elapsed(0, 0, 0.0))
+    config = config.model_copy(update={"algorithm": settings})
     assert spec is not None  # a valid config has one
     torch.set_num_threads(config.learner.threads)
     version, count = Version(1, 0), config.algorithm.batch_trajectories

@@ -94,9 +94,14 @@ def settings_patch(config: Config, resource: str) -> Schema:
 def _patched(schema: Schema) -> Schema:
     """``schema`` in a merge patch: null removes a key of a table; whole numbers have 64 bits."""
     found = {
-        key: [_patched(item) for item in value] if key == "anyOf" else value
+        key: [_patched(item) for item in value] if key in {"anyOf", "oneOf"} else value
         for key, value in schema.items()
+        if key != "required"  # a patch may change one entry of a table
     }
+    if isinstance(properties := schema.get("properties"), dict):
+        found["properties"] = {
+            name: nullable(_patched(inner)) for name, inner in properties.items()
+        }
     if isinstance(values := schema.get("additionalProperties"), dict):
         found["additionalProperties"] = nullable(values)
     return {"maximum": LARGEST, **found} if schema.get("type") == "integer" else found

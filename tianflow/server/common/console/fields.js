@@ -10,6 +10,8 @@ function kindOf(schema, value) {
   const words = found.filter((entry) => typeof entry.const === "string").map((entry) => entry.const);
   const numeric = found.filter((entry) => entry.type === "integer" || entry.type === "number");
   const choices = found.flatMap((entry) => entry.enum ?? []);
+  const scheduled = numeric.length && types.includes("object") && value !== null && typeof value === "object";
+  if (scheduled) return { name: "json" };
   if (numeric.length) return { name: "number", words, whole: numeric.every((entry) => entry.type === "integer"), limits: numeric[0] };
   if (types.includes("boolean")) return { name: "choice", choices: [true, false] };
   if (choices.length) return { name: "choice", choices };
