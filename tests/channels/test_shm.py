@@ -346,6 +346,7 @@ def test_a_torn_copy_whose_sum_happens_to_be_right_is_convicted_by_the_label() -
     assert (into == ordered(14)).all()
 
 
+@pytest.mark.e2e
 def test_thousands_of_reads_beside_a_writer_in_another_process_are_whole_and_never_go_back() -> (
     None
 ):
@@ -375,6 +376,7 @@ def test_thousands_of_reads_beside_a_writer_in_another_process_are_whole_and_nev
 # ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.e2e
 async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gives_the_open_one_back() -> (
     None
 ):

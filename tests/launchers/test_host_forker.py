@@ -25,6 +25,8 @@ from tianflow.errors import RunError
 from tianflow.launchers import host_forker as forker_module
 from tianflow.launchers.host_forker import ForkedHost, HostForker
 
+pytestmark = pytest.mark.e2e
+
 ECHO, END, SLEEP, LOOK, FAMILY = (
     f"tests.support.host_forker_targets:{name}"
     for name in ("echo", "end", "sleep", "look_around", "with_descendants")

@@ -18,6 +18,8 @@ from tianflow.core.process_table import carries, processes
 from tianflow.planning import probe
 from tianflow.planning.validation import validate
 
+pytestmark = pytest.mark.e2e
+
 MARK = "TIANFLOW_TEST_PROBE"
 HELPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 

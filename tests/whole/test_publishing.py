@@ -12,6 +12,8 @@ from tianflow import api
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 
+pytestmark = pytest.mark.e2e
+
 UPDATES = 12
 FIRST_AND_LAST = 2
 """Publications without any move: the first version, and the newest for the last evaluation."""

@@ -329,6 +329,7 @@ async def until(condition: Callable[[], object], within_s: float = 30.0) -> None
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "config",
     [
@@ -381,6 +382,7 @@ async def test_the_accounts_of_a_real_run_close_at_every_scrape(
         assert low <= diff <= high
 
 
+@pytest.mark.e2e
 def test_a_resumed_run_accounts_for_its_own_draws(tmp_path: Path) -> None:
     """The limiter goes on counting where the checkpoint stood; what was drawn then was trained on
     then.
@@ -408,6 +410,7 @@ def test_a_resumed_run_accounts_for_its_own_draws(tmp_path: Path) -> None:
     assert more.summary["replay"]["inserted"] > first.summary["replay"]["inserted"]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
