@@ -27,6 +27,7 @@ from tianflow.errors import printable
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping
 
 ROOT = "tianflow"
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
@@ -59,6 +60,16 @@ def details_of(record: logging.LogRecord) -> dict[str, object]:
     if record.exc_info and record.exc_info[1] is not None:
         found["exception"] = "".join(traceback.format_exception(record.exc_info[1]))
     return found
+
+
+def log_foreign(name: str, level: int, event: str, values: Mapping[str, str]) -> None:
+    """Log a record of another process in the logger ``tianflow.<name>``.
+
+    Values whose names every record has are dropped: logging refuses them, or means its own.
+    """
+    own = _OF_EVERY_RECORD | {"event"}
+    extra = {name: value for name, value in values.items() if name not in own}
+    logging.getLogger(f"{ROOT}.{name}").log(level, "%s", event, extra=extra)
 
 
 def report_death(task: asyncio.Task[Any], log: BoundLogger, message: str, **bound: object) -> None:

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.lib import child
+from benchmarks.peers.sb3_ppo import CARTPOLE
 
 EPISODES = 100
+FALLING = frozenset({"learning_rate", "clip_range", "schedule_steps"})
+"""Entries of `CARTPOLE` that are not arguments here: two schedules, and their length."""
 WIDE: Mapping[str, Any] = {"net_arch": [256, 256]}
 LANDER_PPO: Mapping[str, Any] = {
     "n_envs": 16,
@@ -37,13 +40,8 @@ EAGER_DQN: Mapping[str, Any] = {
 }
 ZOO: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("ppo", "CartPole-v1"): {
-        "n_envs": 8,
-        "n_steps": 32,
-        "batch_size": 256,
-        "gae_lambda": 0.8,
-        "gamma": 0.98,
-        "n_epochs": 20,
-        "linear": {"learning_rate": 1e-3, "clip_range": 0.2},
+        **{key: value for key, value in CARTPOLE.items() if key not in FALLING},
+        "linear": {key: CARTPOLE[key] for key in ("learning_rate", "clip_range")},
     },
     ("a2c", "CartPole-v1"): {"n_envs": 8},
     ("dqn", "CartPole-v1"): {

@@ -124,9 +124,9 @@ def test_a_value_that_is_not_a_number_is_refused_counted_and_logged_once(
     assert {"loss": 1.0} == them.accept({"mine": value, "loss": 1.0})
     them.accept({"mine": value})
     assert 2 == them.refused
-    (told,) = warnings(caplog)
-    assert "'mine' is " in told
-    assert "a number" in told
+    (warning,) = warnings(caplog)
+    assert "'mine' is " in warning
+    assert "a number" in warning
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_name_that_a_sink_may_not_accept_is_refused_counted_and_logged_once(
     them = tally()
     assert {"train/loss"} == set(count(them, *[{name: 1.0, "loss": 1.0}] * 3))
     assert 3 == them.refused
-    (told,) = warnings(caplog)
-    assert "is not a valid name" in told
+    (warning,) = warnings(caplog)
+    assert "is not a valid name" in warning
 
 
 def test_two_spellings_of_one_name_are_not_counted_twice() -> None:
@@ -159,8 +159,8 @@ def test_more_names_than_the_cap_are_refused_counted_and_logged_once(
         count(them, {f"loss_{step}": 1.0})
     assert MOST_NAMES == len(them.read())
     assert 1000 - MOST_NAMES == them.refused
-    (told,) = warnings(caplog)
-    assert "one name too many" in told
+    (warning,) = warnings(caplog)
+    assert "one name too many" in warning
     assert MOST_NAMES == len(together([them.read(), count(tally(), {"other": 1.0})]))
     assert {"loss_0": 2.0} == them.accept({"loss_0": 2.0}), "those that have a place keep it"
 

@@ -200,23 +200,23 @@ def test_a_server_that_becomes_slow_is_named_and_the_forecast_of_the_advice_come
         assert "inference-bound" != named(live, "sampling-bound")["verdict"]
         began = time.time()
         slow.touch()
-        told = named(live, "inference-bound", since=began, held_s=WINDOW_S)
-        assert {"inference.servers"} == set(told["suggested"])
-        servers = int(told["suggested"]["inference.servers"])
+        diagnosed = named(live, "inference-bound", since=began, held_s=WINDOW_S)
+        assert {"inference.servers"} == set(diagnosed["suggested"])
+        servers = int(diagnosed["suggested"]["inference.servers"])
         assert 2 <= servers <= 3
-        assert told["forecast_steps_per_s"] > 1.25 * told["steps_per_s"]
+        assert diagnosed["forecast_steps_per_s"] > 1.25 * diagnosed["steps_per_s"]
     with served(tmp_path, "more", servers=servers, slow=slow) as live:
         live.until_training(more=20)
         found = live.until(
             "the window has no start in it",
             lambda: (
-                told_now
-                if (told_now := diagnosis(live)).get("window_s", 0.0) >= 5.0
-                and told_now["for_s"] >= WINDOW_S
+                newest
+                if (newest := diagnosis(live)).get("window_s", 0.0) >= 5.0
+                and newest["for_s"] >= WINDOW_S
                 else {}
             ),
         )
-        assert found["steps_per_s"] == pytest.approx(told["forecast_steps_per_s"], rel=0.2)
+        assert found["steps_per_s"] == pytest.approx(diagnosed["forecast_steps_per_s"], rel=0.2)
 
 
 def test_a_hung_environment_is_named_with_its_actor(tmp_path: Path) -> None:

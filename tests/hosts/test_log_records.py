@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,26 @@ def test_an_exception_comes_with_its_traceback(host: Host) -> None:
         logs.logger("scratch").exception("cannot read")
     assert "FileNotFoundError: " in host.sent[0].values["exception"]
     assert "test_log_records.py" in host.sent[0].values["exception"]
+
+
+def test_a_record_that_cannot_be_written_costs_the_code_that_logs_nothing(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    # Passed to the handler alone: that of pytest raises.
+    for fields in (
+        {"msg": "%d", "args": ("not a number",)},
+        {"msg": "a value", "value": Broken()},
+        {"msg": "after them"},
+    ):
+        host.handler.handle(logging.makeLogRecord({"name": "tianflow.scratch", **fields}))
+    assert ["after them"] == [record.event for record in host.sent]
+    assert {"TypeError", "ValueError"} <= set(
+        re.findall(r"^\w+Error", capsys.readouterr().err, re.MULTILINE)
+    )
 
 
 def test_a_long_text_is_cut(host: Host) -> None:
@@ -122,6 +143,6 @@ def test_what_an_environment_logs_is_in_the_log_of_the_run(launcher: str, tmp_pa
         root.removeHandler(kept)
     found = [record for record in kept.records if record[0] == "tianflow.scratch"]
     assert {(logging.WARNING, "an episode begins")} == {record[1:3] for record in found}
-    assert all({"level", "episode"} <= set(values) for *_, values in found)
+    assert all({"level", "self", "stacklevel", "episode"} <= set(values) for *_, values in found)
     hosts = {values.get("host") for *_, values in found}
     assert ({"actors-0", "evaluator"} <= hosts) == (launcher == "processes")

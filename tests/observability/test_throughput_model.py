@@ -195,11 +195,11 @@ def test_with_exponential_updates_advice_on_actors_holds_in_nearly_every_run() -
     many actors as advised really sustain.
     """
     runs = min(40, 12 * FACTOR)
-    told = [advised(seed) for seed in range(runs)]
-    counts = {int(found.suggested["actors.count"]) for found in told}
+    diagnoses = [advised(seed) for seed in range(runs)]
+    counts = {int(found.suggested["actors.count"]) for found in diagnoses}
     true = {count: seen(count, 2, 4, UPDATES_VARY, updates=2000) for count in counts}
     held = near = 0
-    for found in told:
+    for found in diagnoses:
         sustained_then, (low, high) = (
             true[int(found.suggested["actors.count"])],
             found.forecast_range or (0.0, 0.0),

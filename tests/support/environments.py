@@ -81,7 +81,9 @@ class LoggingEnv(CounterEnv):
     """Logs each reset, with values whose names the logger uses itself."""
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
-        extra = {"level": "high", "event": "reset", "episode": self.episode}
+        extra = dict.fromkeys(("level", "event", "self", "stacklevel"), "?") | {
+            "episode": self.episode
+        }
         logging.getLogger("tianflow.scratch").warning("an episode begins", extra=extra)
         return super().reset(seed=seed, options=options)
 

@@ -136,6 +136,7 @@ SCHEDULED: Mapping[str, Bounds] = {
     "replay.beta": Bounds(highest=1.0),
 }
 """Settings that accept a schedule."""
+OF_ALGORITHMS = tuple(path for path in SCHEDULED if path.startswith("algorithm."))
 
 
 # Values
@@ -178,13 +179,13 @@ def setting_of(config: Config, path: str) -> float | Schedule | None:
         return None
     if key not in type(model).model_fields or type(model).model_fields[key].exclude:
         return None
-    limit = schedule_limit(config)
     if path == "algorithm.learning_rate" and not isinstance(found, Schedule):
-        linear = model.learning_rate_schedule == "linear" and limit is not None
+        linear = model.learning_rate_schedule == "linear" and schedule_limit(config) is not None
         return Schedule(schedule="linear", start=found, end=0.0) if linear else found
     if path == "replay.beta" and found is None:
         first = config.priority_exponents[1]
-        anneals = getattr(config.algorithm, "anneals_beta", True) and limit is not None
+        limited = schedule_limit(config) is not None
+        anneals = getattr(config.algorithm, "anneals_beta", True) and limited
         return Schedule(schedule="linear", start=first, end=1.0) if anneals else first
     return found
 
@@ -210,10 +211,9 @@ def settings_at(config: Config, elapsed: Elapsed) -> AlgorithmSettings:
     """The algorithm's settings in force, with a number for every schedule."""
     settings = config.algorithm
     changed = {}
-    for path in SCHEDULED:
-        section, _, key = path.partition(".")
-        if section == "algorithm" and isinstance(setting_of(config, path), Schedule):
-            changed[key] = value_at(config, path, elapsed)
+    for path in OF_ALGORITHMS:
+        if isinstance(setting_of(config, path), Schedule):
+            changed[path.rpartition(".")[2]] = value_at(config, path, elapsed)
     return settings.model_copy(update=changed) if changed else settings
 
 

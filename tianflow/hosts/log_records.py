@@ -48,15 +48,23 @@ class LinkLogHandler(logging.Handler):
         logging.getLogger(ROOT).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send ``record``, or count it."""
+        """Send ``record``, or count it. A record that cannot be written is an error on standard
+        error, as with every handler, and none of the code that logs.
+        """
         dropped = self._admit()
         if dropped is None:
             return
-        values = {name: str(value)[:LONGEST] for name, value in details_of(record).items()}
+        try:
+            values = {name: str(value)[:LONGEST] for name, value in details_of(record).items()}
+            event = record.getMessage()[:LONGEST]
+        except Exception:  # noqa: BLE001 - a boundary: values of a user's code
+            self.handleError(record)
+            return
         if dropped:
             values["dropped_records"] = str(dropped)
-        name = record.name.removeprefix(f"{ROOT}.")
-        self._send(RecordLogged(record.levelno, name, record.getMessage()[:LONGEST], values))
+        self._send(
+            RecordLogged(record.levelno, record.name.removeprefix(f"{ROOT}."), event, values)
+        )
 
     def _admit(self) -> int | None:
         """Number of records that were dropped before this one; None if it is dropped, too."""

@@ -53,7 +53,7 @@ from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFail
 from tianflow.exchange.remote import ServedExchange
 from tianflow.exchange.shards import LinkShardPort
 from tianflow.launchers.host_forker import HOST_ENVIRONMENT
-from tianflow.logs import logger
+from tianflow.logs import log_foreign
 from tianflow.planning.memory import DRAW_SLOTS, slots_capacity
 from tianflow.planning.placement import bells_wanted
 
@@ -316,7 +316,7 @@ class RemoteHost:
         values = {"host": self._host.name, **message.values}
         if "component" in message.values:
             del values["host"]
-        logger(message.logger).bind(**values).log(message.level, message.event)
+        log_foreign(message.logger, message.level, message.event, values)
 
     def _started(self, message: ComponentStarted) -> None:
         self._pending.discard(message.name)
