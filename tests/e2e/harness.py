@@ -206,7 +206,8 @@ class LiveRun:
         return json.loads(body) if code == 200 else {}
 
     def act(self, action: str) -> None:
-        assert 202 == self.request(f"/api/v1/runs/{self.name}/{action}", "POST")[0]
+        code, body = self.request(f"/api/v1/runs/{self.name}/{action}", "POST")
+        assert 202 == code, f"{code} {body}\n{self.told()}"
 
     def patch(self, resource: str, **values: object) -> None:
         code, body = self.request(f"/api/v1/runs/{self.name}/{resource}", "PATCH", values)

@@ -44,6 +44,8 @@ include-path = "/api/v1/runs"
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 404, 409, 422, 429, 503]
 """
+ANY_UPDATE = {"learner__max_nonfinite_updates": 10**9}
+"""A learning rate may be drawn that ruins the network, which otherwise ends the run."""
 log = logging.getLogger(__name__)
 
 
@@ -95,7 +97,7 @@ def schemathesis(folder: Path, address: str, token: str, run: str) -> None:
 
 
 def test_a_run_answers_as_its_document_says_and_goes_on(tmp_path: Path) -> None:
-    with run(tmp_path / "runs", http__max_requests_per_s=5000.0) as live:
+    with run(tmp_path / "runs", http__max_requests_per_s=5000.0, **ANY_UPDATE) as live:
         live.until_training(more=3)
         assert live.control is not None
         schemathesis(tmp_path, live.control.address, live.control.token, live.name)
@@ -106,7 +108,7 @@ def test_a_run_answers_as_its_document_says_and_goes_on(tmp_path: Path) -> None:
 
 def test_a_service_answers_as_its_document_says_and_its_run_goes_on(tmp_path: Path) -> None:
     with service(tmp_path / "runs", "--max-runs", "1") as served:
-        served.submit("a")
+        served.submit("a", **ANY_UPDATE)
         served.until_training("a")
         schemathesis(tmp_path, served.control.address, served.control.token, "a")
         assert served.run("a")["state"] in {"running", "paused"}
