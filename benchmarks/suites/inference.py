@@ -27,6 +27,8 @@ HIDING = 5
 """Actors of one host: while a batch takes four steps of environments, four others step."""
 ONE, FIVE = "slow server, 1 actor a host", f"slow server, {HIDING} actors a host"
 FEW, MANY = "requests, 1 actor", "requests, 64 actors"
+PACED = "requests, 64 actors with sleeping environments"
+"""The cores are almost idle, so no part waits for a core."""
 LOCAL, SERVED = "Pong, local", "Pong, central"
 
 
@@ -59,6 +61,17 @@ def cases(hosts: int) -> dict[str, Case]:
         FIVE: slow(HIDING),
         FEW: requests(1),
         MANY: requests(64),
+        PACED: Case(
+            "sleeping.toml",
+            (
+                *CENTRAL,
+                "actors.count=64",
+                "actors.hosts=8",
+                "algorithm.update_seconds=0.02",
+                "algorithm.batch_trajectories=16",
+                "balance.max_staleness=8",
+            ),
+        ),
         LOCAL: Case("pong_impala.toml", ("actors.count=1", "actors.hosts=1")),
         SERVED: Case("pong_impala.toml", (*CENTRAL, "actors.count=2", "actors.hosts=1")),
     }
@@ -96,7 +109,7 @@ def make(plan: Plan) -> Benchmark:
                 aim=1.0,
                 sides=(name,),
             )
-            for name in (FEW, MANY)
+            for name in (FEW, MANY, PACED)
         ),
     ]
     if SERVED in chosen:

@@ -112,14 +112,13 @@ def oracle(
     changes: Mapping[str, object],
     *,
     algorithm: str = "tests.e2e.steady:SteadyOracle",
-    place: str = "runs",
 ) -> LiveRun:
     config = folder / "oracle.toml"
     config.write_text(
         f"[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n"
     )
-    settings = {**SETTINGS, "algorithm__record": str(folder / f"record-{place}"), **changes}
-    return run(folder / place, str(config), **settings)
+    settings = {**SETTINGS, "algorithm__record": str(folder / "record"), **changes}
+    return run(folder / "runs", str(config), **settings)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +150,14 @@ def test_the_pace_of_a_run_in_which_nothing_varies_is_forecast_within_a_tenth(
     assert (seen.near()[0], True) == (told.pace, 0 < seen.age <= BOUND >= told.age > 0)
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
+    """A measured run of two actors, which has ended."""
+    with oracle(tmp_path_factory.mktemp("few"), {"actors__count": 2}) as live:
+        measured(live)
+    return live
+
+
 @pytest.mark.parametrize(
     ("changes", "overrides"),
     [
@@ -164,15 +171,11 @@ def test_the_pace_of_a_run_in_which_nothing_varies_is_forecast_within_a_tenth(
     ids=["more actors", "more actors, a tighter bound", "more actors, a slower learner"],
 )
 def test_a_run_forecasts_another_within_a_tenth(
-    tmp_path: Path, changes: dict[str, object], overrides: list[str]
+    tmp_path: Path, few: LiveRun, changes: dict[str, object], overrides: list[str]
 ) -> None:
-    """What happens with other counts, bounds and speeds is told by a run of two actors that never
-    had them.
-    """
-    with oracle(tmp_path, {"actors__count": 2}, place="few") as few:
-        measured(few)
-        told = forecast(few, *overrides)
-    with oracle(tmp_path, changes, place="many") as many:
+    """The history of a run of two actors forecasts other counts, bounds and speeds."""
+    told = forecast(few, *overrides)
+    with oracle(tmp_path, changes) as many:
         seen = measured(many)
     log.info("seen %s, forecast %s", seen, told)
     assert seen.near() == (told.pace, told.age)
