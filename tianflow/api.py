@@ -24,7 +24,7 @@ from tianflow.config import loading as config_loading
 from tianflow.config import rules as config_rules
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 from tianflow.coordinator import Run
-from tianflow.core.devices import gpus, has_gpu
+from tianflow.core import devices
 from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.hosts import event_loop as loops
@@ -511,10 +511,10 @@ def _require_device(path: str, device: str) -> None:
     """Refuse a GPU that this machine does not have. This is not a rule of configs: a policy that
     was trained on a GPU may be loaded here.
     """
-    if device.startswith("cuda") and not has_gpu():
+    if device.startswith("cuda") and not devices.HAS_GPU:
         message = "this machine has no NVIDIA GPU"
         raise ConfigError([Problem(path, device, message, "auto, cpu, or a machine with a GPU")])
-    number, count = device.removeprefix("cuda:"), gpus()
+    number, count = device.removeprefix("cuda:"), devices.GPUS
     if number.isdecimal() and count and int(number) >= count:
         message = f"this machine has {count} GPU{'s' * (count > 1)}, which are numbered from 0"
         raise ConfigError([Problem(path, device, message, f"cuda:0 to cuda:{count - 1}")])
@@ -522,7 +522,7 @@ def _require_device(path: str, device: str) -> None:
 
 def _require_gpus_for_ranks(config: Config) -> None:
     """Refuse more ranks than GPUs if the learner is to run on GPUs."""
-    ranks, count = config.learner.ranks, gpus()
+    ranks, count = config.learner.ranks, devices.GPUS
     if ranks > 1 and config.learner.device.startswith("cuda") and count and ranks > count:
         message = f"each rank needs a GPU, and this machine has {count}"
         accepted = f"1 to {count}, or learner.device = cpu"
@@ -534,7 +534,7 @@ def _require_policy_on_device(config: Config) -> None:
     another device.
     """
     device, name = config.inference.device, config.algorithm.name
-    if device == "cpu" or not has_gpu() or name in BUILT_IN_ALGORITHMS:
+    if device == "cpu" or not devices.HAS_GPU or name in BUILT_IN_ALGORITHMS:
         return
     factory: Any = plugins.load("tianflow.algorithms", name, path="algorithm.name")
     try:

@@ -493,8 +493,8 @@ def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
 
 
 def _count_actors(tables: Table) -> None:
-    """Replace ``actors.count = "auto"`` by the number that keeps all cores stepping: one actor a
-    core, or two with central inference. Cores of a learner on a CPU are not counted.
+    """Replace ``actors.count = "auto"`` by one actor a core, or two with central inference. Cores
+    of a learner on a CPU are not counted.
     """
     actors, learner = tables.get("actors"), tables.get("learner", {})
     if not isinstance(actors, dict) or actors.get("count") != "auto":

@@ -187,8 +187,8 @@ class ActorSettings(Section):
     count: Annotated[int, Field(ge=0, le=4096)] = 1
     """Number of actors, at most 4096: with more, the coordinator would answer and stop too late.
 
-    auto: as many as keep all cores stepping, counted when the run starts. That is one a core, or
-    two with central inference. Cores of a learner on a CPU are not counted.
+    auto: one a core, or two with central inference, counted when the run starts. Cores of a learner
+    on a CPU are not counted.
     """
     rollout_steps: PositiveInt = 32
     """Steps of each environment in one trajectory (T)."""

@@ -107,7 +107,7 @@ def _batches_out(config: Config) -> int:
 
 
 def cores_of_learner(config: Config) -> int:
-    """Number of cores that the learner keeps busy; 0 on GPUs."""
+    """Number of cores of the learner; 0 on GPUs."""
     learner = config.learner
     return 0 if on_gpu(learner.device, learner.ranks) else learner.threads * learner.ranks
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from tianflow.algorithms.common.ranks import Ranks
-    from tianflow.components.batch_trainer import BatchTrainer
+    from tianflow.components.batch_trainer import BatchTrainer, View
     from tianflow.components.evaluator import Evaluator
     from tianflow.components.inference_server import Computing, InferenceServer
     from tianflow.components.learner_rank import LearnerRank
@@ -100,28 +100,30 @@ class Builder:
         )
 
     def _learner(self, component: ComponentSpec) -> Learner:
+        source = self._ends.source()
         return Learner(
             name=component.name,
             host=self._host,
-            source=self._ends.source(),
+            source=source,
             settings=self._ends.settings,
             events=self._ends.events,
             compute=self._compute,
             start=(self._plan.start, self._plan.samples),
             trained_s=self._plan.trained_s,
-            make_trainer=lambda: self._trainer(component.index),
+            make_trainer=lambda: self._trainer(component.index, source.view),
             open_weights=self._ends.weights_writer,
         )
 
     def _learner_rank(self, component: ComponentSpec) -> LearnerRank:
         from tianflow.components.learner_rank import LearnerRank
 
+        view = self._ends.source().view
         return LearnerRank(
             name=component.name,
             host=self._host,
             settings=self._ends.settings,
             compute=self._compute,
-            make=lambda: self._trainer(component.index),
+            make=lambda: self._trainer(component.index, view),
         )
 
     def _replay_shard(self, component: ComponentSpec) -> ReplayShard:
@@ -258,7 +260,7 @@ class Builder:
         assert place is not None
         return RequestSelector(place=place, bells=self._ends.bells[:servers])
 
-    def _trainer(self, rank: int) -> BatchTrainer:
+    def _trainer(self, rank: int, view: View) -> BatchTrainer:
         """The trainer of ``rank``, whose algorithm has the state of rank 0."""
         from tianflow.components.batch_trainer import BatchTrainer
 
@@ -271,7 +273,7 @@ class Builder:
         return BatchTrainer(
             algorithm=algorithm,
             make_stacker=lambda count: self._stacker(count, ranks, device),
-            view=self._ends.source().view,
+            view=view,
             ranks=ranks,
             draws=self._plan.draws is not None,
         )
