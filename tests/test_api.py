@@ -445,10 +445,33 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path, monkeyp
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("tianflow.api.GPU_NODES", ())
+    monkeypatch.setattr("tianflow.core.devices.HAS_GPU", False)
     with pytest.raises(ConfigError, match="learner.device"):
         run(tmp_path, learner={"device": "cuda"})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("learner", "path", "message"),
+    [
+        ({"device": "cuda:2"}, "learner.device", "2 GPUs, which are numbered from 0"),
+        ({"device": "cuda", "ranks": 3}, "learner.ranks", "needs a GPU, and this machine has 2"),
+    ],
+)
+def test_more_gpus_than_there_are_is_refused(tmp_path, monkeypatch, learner, path, message):
+    monkeypatch.setattr("tianflow.core.devices.HAS_GPU", True)
+    monkeypatch.setattr("tianflow.core.devices.GPUS", 2)
+    with pytest.raises(ConfigError) as refusal:
+        run(
+            tmp_path / "runs",
+            learner=learner,
+            algorithm={"batch_trajectories": 3},
+            placement={"launcher": "processes"},
+        )
+    (problem,) = refusal.value.problems
+    assert path == problem.path
+    assert message in problem.message
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

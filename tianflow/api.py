@@ -24,6 +24,7 @@ from tianflow.config import loading as config_loading
 from tianflow.config import rules as config_rules
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 from tianflow.coordinator import Run
+from tianflow.core import devices
 from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.hosts import event_loop as loops
@@ -48,8 +49,6 @@ log = logger("api")
 Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
 STDIN = 0
-GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files of the driver: a look for them does not import PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +360,7 @@ def prepare(
     if config.run.init_from is not None and checkpoint is None:
         source = find_source(config.run.init_from, runs_dir)
     _require_device("learner.device", config.learner.device)
+    _require_gpus_for_ranks(config)
     if config.central:
         _require_device("inference.device", config.inference.device)
         _require_policy_on_device(config)
@@ -511,13 +511,22 @@ def _require_device(path: str, device: str) -> None:
     """Refuse a GPU that this machine does not have. This is not a rule of configs: a policy that
     was trained on a GPU may be loaded here.
     """
-    if device.startswith("cuda") and not _has_gpu():
+    if device.startswith("cuda") and not devices.HAS_GPU:
         message = "this machine has no NVIDIA GPU"
         raise ConfigError([Problem(path, device, message, "auto, cpu, or a machine with a GPU")])
+    number, count = device.removeprefix("cuda:"), devices.GPUS
+    if number.isdecimal() and count and int(number) >= count:
+        message = f"this machine has {count} GPU{'s' * (count > 1)}, which are numbered from 0"
+        raise ConfigError([Problem(path, device, message, f"cuda:0 to cuda:{count - 1}")])
 
 
-def _has_gpu() -> bool:
-    return any(Path(node).exists() for node in GPU_NODES)
+def _require_gpus_for_ranks(config: Config) -> None:
+    """Refuse more ranks than GPUs if the learner is to run on GPUs."""
+    ranks, count = config.learner.ranks, devices.GPUS
+    if ranks > 1 and config.learner.device.startswith("cuda") and count and ranks > count:
+        message = f"each rank needs a GPU, and this machine has {count}"
+        accepted = f"1 to {count}, or learner.device = cpu"
+        raise ConfigError([Problem("learner.ranks", ranks, message, accepted)])
 
 
 def _require_policy_on_device(config: Config) -> None:
@@ -525,7 +534,7 @@ def _require_policy_on_device(config: Config) -> None:
     another device.
     """
     device, name = config.inference.device, config.algorithm.name
-    if device == "cpu" or not _has_gpu() or name in BUILT_IN_ALGORITHMS:
+    if device == "cpu" or not devices.HAS_GPU or name in BUILT_IN_ALGORITHMS:
         return
     factory: Any = plugins.load("tianflow.algorithms", name, path="algorithm.name")
     try:

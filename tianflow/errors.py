@@ -99,6 +99,10 @@ class RunError(TianflowError):
         super().__init__(f"{component}: {summary}")
 
 
+class RankLostError(TianflowError):
+    """Another rank of the learner is gone. The group ends, and starts again from a checkpoint."""
+
+
 class StateConflictError(TianflowError):
     """The request is valid, but not in the current state of the run."""
 

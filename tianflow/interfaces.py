@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from tianflow.algorithms.common.ranks import Ranks
     from tianflow.channels.arena import Arena
     from tianflow.channels.broadcast import Broadcast
     from tianflow.channels.messages import ShardAnswer
@@ -645,6 +646,19 @@ class MeasuresDivergence(Protocol):
     def divergence(self, batch: LearnerBatch, states: int) -> float:
         """Mean KL divergence per state in nats, KL(retained || current), on at most ``states``
         states of ``batch``. Both policies are evaluated on the same states; equal weights give 0.
+        """
+
+
+@runtime_checkable
+class SplitsOverRanks(Protocol):
+    """An `Algorithm` that several processes can compute together (``learner.ranks``). Its settings
+    declare it (`AlgorithmSettings.splits_over_ranks`).
+    """
+
+    def join(self, ranks: Ranks) -> None:
+        """Train on a part of each batch from now on, beside other ``ranks``. Their states are
+        equal. `Algorithm.step` has to add up counts, statistics and gradients over the ranks, and
+        returns the same result on each, except for priorities.
         """
 
 

@@ -19,6 +19,7 @@ from tests.support.settings import cartpole
 from tianflow.channels.broadcast import Broadcast
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryWeights, heap_arena
+from tianflow.components.batch_trainer import BatchTrainer
 from tianflow.components.learner import Learner, admissible
 from tianflow.config.model import Config
 from tianflow.config.schedules import Schedule
@@ -154,16 +155,20 @@ class World:
         self.weights = MemoryWeights()
         self.compute = FakeCompute()
         self.algorithm = algorithm(start.number)
+        source = MemoryBatchSource(exchange=self.exchange)
         self.learner = Learner(
             name="learner",
             host="learner",
-            source=MemoryBatchSource(exchange=self.exchange),
+            source=source,
             settings=self.settings,
             events=Broadcast(),
             compute=self.compute,  # type: ignore[arg-type]  # a fake
             start=(start, 0),
-            make_algorithm=lambda: self.algorithm,  # type: ignore[arg-type, return-value]  # a fake
-            make_stacker=FakeStacker,  # type: ignore[arg-type]  # a fake
+            make_trainer=lambda: BatchTrainer(
+                algorithm=self.algorithm,  # type: ignore[arg-type]  # a fake
+                make_stacker=FakeStacker,  # type: ignore[arg-type]  # a fake
+                view=source.view,
+            ),
             open_weights=lambda nbytes: self.weights,
         )
 

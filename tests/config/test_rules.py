@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tianflow.config.loading import load_config
+from tianflow.config.loading import load_config, with_changes
 from tianflow.config.model import AlgorithmSettings, Config, PPOSettings
 from tianflow.config.rules import (
     advice,
@@ -256,6 +256,104 @@ def test_a_plug_in_must_declare_and_measure_the_divergence() -> None:
     assert "its learner LearnerWithout has no retain_policy() and divergence()" in problem.message
     assert "divergence" == config(name.format("Measuring"), DIVERGENCE).weights.publish
     assert "interval" == config(name.format("Declared")).weights.publish
+
+
+# Number of actors
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "gpu", "overrides"),
+    [
+        (7, False, []),
+        (5, False, ["learner.threads=3"]),
+        (4, False, ["learner.ranks=2", "learner.threads=2", "algorithm.batch_trajectories=2"]),
+        (14, False, ["actors.inference=central", "actors.refresh=null"]),
+        (8, True, []),
+        (7, True, ["learner.device=cpu"]),
+        (16, True, ["actors.inference=central", "actors.refresh=null"]),
+        (1, False, ["learner.threads=20"]),
+    ],
+)
+def test_as_many_actors_as_keep_the_cores_stepping(
+    expected: int, gpu: bool, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("tianflow.core.devices.HAS_GPU", gpu)
+    assert expected == config("actors.count=auto", *overrides).actors.count
+
+
+def test_the_number_of_actors_is_counted_at_the_start_only() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        with_changes(config(), {"actors": {"count": "auto"}})
+    (problem,) = refusal.value.problems
+    assert ("actors.count", "auto", "a number") == (problem.path, problem.value, problem.accepted)
+    assert "is resolved when a run starts" in problem.message
+    assert 3 == with_changes(config("actors.count=auto"), {"actors": {"count": 3}}).actors.count
+
+
+# Ranks of the learner
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "impala", "ppo"])
+def test_ranks_divide_the_trajectories_of_a_batch(algorithm: str) -> None:
+    given = (f"algorithm.name={algorithm}", "learner.ranks=2")
+    problem = refused(*given, "algorithm.batch_trajectories=3")["algorithm.batch_trajectories"]
+    assert "learner.ranks = 2 ranks get equal parts of each batch" == problem.message
+    assert "a multiple of 2, or another number of ranks" == problem.accepted
+    assert 2 == config(*given, "algorithm.batch_trajectories=4").learner.ranks
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2"])
+def test_ranks_divide_the_items_of_a_draw(algorithm: str) -> None:
+    lstm = "network.lstm=8" if algorithm == "r2d2" else "network.lstm=0"
+    given = (f"algorithm.name={algorithm}", lstm, "learner.ranks=3")
+    assert (
+        "a multiple of 3, or another number of ranks"
+        == refused(*given, "algorithm.batch_size=64")["algorithm.batch_size"].accepted
+    )
+    assert 3 == config(*given, "algorithm.batch_size=63").learner.ranks
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "overrides"),
+    [
+        (
+            "learner.ranks",
+            "sums over several ranks are not those of a deterministic run",
+            ["run.deterministic=true", "balance.max_staleness=0", "actors.count=1"],
+        ),
+        (
+            "learner.ranks",
+            "the launcher inline runs every component in one process",
+            ["placement.launcher=inline"],
+        ),
+        (
+            "learner.device",
+            "one GPU is named, and each rank needs its own",
+            ["learner.device=cuda:1"],
+        ),
+        (
+            "learner.ranks",
+            "the settings of tests.config.test_rules:Unmeasured do not declare splits_over_ranks",
+            ["algorithm.name=tests.config.test_rules:Unmeasured"],
+        ),
+        (
+            "learner.ranks",
+            (
+                "the settings of tests.config.test_rules:Declared declare splits_over_ranks, but "
+                "its learner LearnerWithout has no join()"
+            ),
+            ["algorithm.name=tests.config.test_rules:Declared"],
+        ),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_refused(
+    path: str, message: str, overrides: list[str]
+) -> None:
+    given = ("algorithm.batch_trajectories=2", "learner.ranks=2", *overrides)
+    assert message == refused(*given)[path].message
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,92 @@ async def test_a_stop_does_not_wait_for_a_back_off(
 # --------------------------------------------------------------------------------------------------
 
 
+def ranks(count: int = 3) -> list[HostSpec]:
+    """Hosts of one group: a learner and its other ranks."""
+    names = ["learner", *(f"learner-{rank}" for rank in range(1, count))]
+    return [
+        HostSpec(name, (ComponentSpec(name, "rank" if rank else "learner", rank),), group="learner")
+        for rank, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize("victim", ["learner", "learner-1", "learner-2"])
+async def test_hosts_of_a_group_end_together_and_start_again_together(
+    nursery: Nursery, victim: str
+) -> None:
+    supervisor = nursery.supervisor()
+    supervisor.reconcile([*ranks(), host("actors-0")])
+    await settle()
+    before = dict(nursery.hosts)
+    nursery.hosts[victim].end("signal 11")
+    await settle()
+    others = [spec.name for spec in ranks() if spec.name != victim]
+    assert {(victim, (victim,), "died"), *((name, (name,), "rank_lost") for name in others)} == set(
+        nursery.lost
+    )
+    assert [1, 1] == [before[name].killed for name in others]
+    assert all(nursery.hosts[name] is not before[name] for name in [victim, *others])
+    assert nursery.hosts["actors-0"] is before["actors-0"]
+    assert {"learner": 2, "learner-1": 2, "learner-2": 2, "actors-0": 1} == supervisor.starts
+    await supervisor.stop()
+
+
+async def test_one_loss_of_a_group_is_one_restart_of_the_budget(nursery: Nursery) -> None:
+    supervisor = nursery.supervisor(max_restarts=2)
+    supervisor.reconcile(ranks())
+    for _ in range(2):
+        await settle()
+        nursery.hosts["learner-1"].end()
+    await settle()
+    assert not nursery.failures
+    nursery.hosts["learner-2"].end()
+    await settle()
+    assert ["3 hosts ended within 300 s, the last one by died (exit status 0)"] == [
+        failure.summary for failure in nursery.failures
+    ]
+    await supervisor.stop()
+
+
+async def test_a_group_that_is_asked_to_stop_is_not_killed(nursery: Nursery) -> None:
+    supervisor = nursery.supervisor()
+    supervisor.reconcile(ranks())
+    await settle()
+    await supervisor.stop()
+    assert [(1, 0)] * 3 == [(each.asked, each.killed) for each in nursery.started_hosts]
+    assert ["stopped"] * 3 == [reason for _, _, reason in nursery.lost]
+
+
+async def test_a_stop_amid_the_start_of_a_group_leaves_none_of_it(nursery: Nursery) -> None:
+    supervisor = nursery.supervisor()
+    nursery.hold.clear()
+    supervisor.reconcile(ranks())
+    await settle()
+    stopping = asyncio.create_task(supervisor.stop())
+    await settle()
+    nursery.hold.set()
+    await stopping
+    await settle()
+    assert not supervisor.handles
+    assert all(each.asked or each.killed for each in nursery.started_hosts)
+
+
+async def test_a_rank_that_cannot_be_started_ends_the_others(nursery: Nursery) -> None:
+    supervisor = nursery.supervisor()
+    started = nursery.start
+
+    async def start(spec: HostSpec, incarnation: int) -> FakeHost:
+        if spec.name == "learner-2":
+            raise RunError("launcher", "no more processes")
+        return await started(spec, incarnation)
+
+    supervisor._start = start  # type: ignore[assignment]
+    supervisor.reconcile(ranks())
+    await settle()
+    assert ["no more processes"] == [failure.summary for failure in nursery.failures]
+    assert [1, 1] == [each.killed for each in nursery.started_hosts]
+    assert not supervisor.handles
+
+
 async def test_a_host_that_is_no_longer_wanted_leaves_and_stays_away(nursery: Nursery) -> None:
     async with keeping(nursery.supervisor(), host("learner"), host("actors-0")) as supervisor:
         supervisor.reconcile([host("learner")])

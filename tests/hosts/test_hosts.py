@@ -99,7 +99,7 @@ async def inline(run: Run) -> tuple[HostHandle, Port]:
 def wanted(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """It answers nobody, and an evaluator has no weights."""
     wanted = threading.Event()
-    monkeypatch.setattr("tianflow.hosts.factory.Builder._algorithm", lambda _: wanted.wait())
+    monkeypatch.setattr("tianflow.hosts.factory.Builder._algorithm", lambda *_: wanted.wait())
     yield wanted
     wanted.set()
 

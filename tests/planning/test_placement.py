@@ -94,6 +94,34 @@ def test_a_learner_with_threads_gets_as_many_cores(cores):
     assert (hosts["learner"].cores, hosts["learner"].threads) == ((0, 1), 2)
 
 
+def test_ranks_of_a_learner_have_cores_of_their_own_and_end_together(cores):
+    cores(8)
+    hosts = placed(
+        actors={"count": 8},
+        learner={"ranks": 2, "threads": 2},
+        algorithm={"batch_trajectories": 2},
+        placement={"launcher": "processes"},
+    )
+    assert [(0, 1), (2, 3)] == [hosts[name].cores for name in ("learner", "learner-1")]
+    assert [("learner", 0), ("learner-1", 1)] == [
+        (component.name, component.index)
+        for name in ("learner", "learner-1")
+        for component in hosts[name].components
+    ]
+    assert {"learner", "learner-1"} == {name for name, host in hosts.items() if host.group}
+    assert [(4,), (5,), (6,), (7,)] == [hosts[f"actors-{place}"].cores for place in range(4)]
+    assert "" == placed(actors={"count": 1})["learner"].group
+
+
+def test_a_learner_on_a_gpu_has_no_core_of_its_own(cores, monkeypatch):
+    cores(4)
+    monkeypatch.setattr("tianflow.core.devices.HAS_GPU", True)
+    hosts = placed(actors={"count": 4})
+    assert () == hosts["learner"].cores
+    assert [(0,), (1,), (2,), (3,)] == [hosts[f"actors-{place}"].cores for place in range(4)]
+    assert (0,) == placed(actors={"count": 4}, learner={"device": "cpu"})["learner"].cores
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 16])
 def test_an_actor_keeps_its_host_whatever_the_count(cores, count):
     cores(4)

@@ -28,13 +28,16 @@ from tianflow.ops.losses import (
     approximate_kl,
     decoupled_ppo_loss,
     masked_mean,
-    normalised,
     value_loss,
 )
 from tianflow.ops.returns import gae
 
 CHUNK_SAMPLES = 256
 """Number of images per evaluation on a CPU, so that intermediate results fit into its caches."""
+
+
+MEANS = ("loss", "policy_loss", "value_loss", "entropy", "clip_fraction", "divergence")
+"""Results of a minibatch, each a mean over its samples."""
 
 
 class MinibatchTable(NamedTuple):
@@ -207,7 +210,7 @@ class PPOLearner(ActorCriticLearner):
             )
             log_ratio = proximal - samples.log_prob
             if settings.normalise_advantages:
-                advantage_t = normalised(advantage_t, valid)
+                advantage_t = self.normalised(advantage_t, valid)
             reference, weight = samples.log_prob, torch.ones_like(proximal)
             if settings.decoupled:
                 reference, weight = (
@@ -224,20 +227,21 @@ class PPOLearner(ActorCriticLearner):
                 valid=valid,
             )
         table = table if self.model.state_shapes else table.as_transitions()
-        return table, batch_statistics(log_ratio, v_t, target_t, valid)
+        return table, batch_statistics(log_ratio, v_t, target_t, valid, self.ranks)
 
     def _minibatches(self, valid_t: Tensor) -> tuple[Tensor, ...]:
-        """All columns with a valid row, in random order, in equal parts of about ``minibatch_size``
-        samples.
+        """All columns with a valid row, in random order, in equal parts. Those of all ranks
+        together have about ``minibatch_size`` samples.
         """
         whole = bool(self.model.state_shapes)
         columns = (valid_t.any(0) if whole else valid_t.flatten()).nonzero().squeeze(1)
         count = columns.numel()
+        of_all = int(self.ranks.add(torch.tensor(count, device=self.device)))
         parts = max(
             1,
             min(
-                count,
-                round(count * (valid_t.shape[0] if whole else 1) / self._settings.minibatch_size),
+                of_all,
+                round(of_all * (valid_t.shape[0] if whole else 1) / self._settings.minibatch_size),
             ),
         )
         drawn = columns[
@@ -255,7 +259,7 @@ class PPOLearner(ActorCriticLearner):
         """
         if reusable:
             table = table._replace(observation={})  # not needed, and most of the table
-        parts = self._parts(columns, table.start.shape[0]) if self.images else (columns,)
+        parts = self._parts(columns, table.start.shape[0])
         shares = self._shares(table, columns, parts)
 
         def learn(model: ActorCriticModel, index: int) -> dict[str, Tensor]:
@@ -268,21 +272,30 @@ class PPOLearner(ActorCriticLearner):
             return self._add_gradient(part, output, shares[index])
 
         found = self.parallel.map(learn, range(len(parts)))
-        if len(found) > 1:
+        means = (
+            found[0] if len(found) == 1 and self.ranks.size == 1 else self._summed(found, shares)
+        )
+        return means | {"grad_norm": self.descend(means["loss"] if only else None)}
+
+    def _summed(
+        self, found: Sequence[dict[str, Tensor]], shares: Sequence[Tensor | float]
+    ) -> dict[str, Tensor]:
+        """Means over a minibatch, from those over its parts and their ``shares`` of it."""
+        totals = [torch.zeros((), device=self.device)] * len(MEANS)
+        if found:
             weights = torch.stack([torch.as_tensor(share, device=self.device) for share in shares])
-            found = [
-                {
-                    name: (torch.stack([each[name] for each in found]) * weights).sum()
-                    for name in found[0]
-                }
+            totals = [
+                (torch.stack([each[name] for each in found]) * weights).sum() for name in MEANS
             ]
-        return found[0] | {"grad_norm": self.descend(found[0]["loss"] if only else None)}
+        return dict(zip(MEANS, self.ranks.add_all(*totals), strict=True))
 
     def _parts(self, columns: Tensor, rows: int) -> tuple[Tensor, ...]:
-        """``columns`` in nearly equal parts of at most `_width`, and at least one part per
-        thread.
+        """``columns`` in nearly equal parts. Images: at most `_width`, and at least one part per
+        thread. A rank may have no columns, and then no part.
         """
         count = columns.numel()
+        if not count or not self.images:
+            return (columns,) if count else ()
         return columns.tensor_split(
             max(-(-count // self._width(rows)), min(self.parallel.size, count))
         )
@@ -290,11 +303,15 @@ class PPOLearner(ActorCriticLearner):
     def _shares(
         self, table: MinibatchTable, columns: Tensor, parts: Sequence[Tensor]
     ) -> list[Tensor | float]:
-        """Share of the valid transitions of ``columns`` in each part."""
-        if table.valid is None or len(parts) == 1:
+        """Share of the minibatch's valid transitions, ``columns`` of all ranks, in each part."""
+        if self.ranks.size == 1 and (table.valid is None or len(parts) == 1):
             return [part.numel() / columns.numel() for part in parts]
-        counts = table.valid.sum(0)
-        total = counts[columns].sum()
+        counts = (
+            torch.ones(table.start.shape[1], device=self.device)
+            if table.valid is None
+            else table.valid.sum(0)
+        )
+        total = self.ranks.add(counts[columns].sum())
         return [counts[part].sum() / total for part in parts]
 
     def _add_gradient(

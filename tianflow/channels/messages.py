@@ -399,6 +399,21 @@ class PutSettings:
 
 
 @message
+class TrainOnBatch(NamedTuple):
+    """Rank 0 of the learner orders an update on the batch of ``trajectories``, at which the run has
+    done ``steps``, ``updates`` and ``seconds`` (`tianflow.config.schedules.Elapsed`).
+
+    ``settings``: those of this update, if they differ from those of the last order.
+    """
+
+    steps: float
+    updates: float
+    seconds: float
+    trajectories: tuple[Trajectory, ...]
+    settings: PutSettings | None
+
+
+@message
 @dataclass(frozen=True, slots=True)
 class StartHost:
     """What a host starts with. ``address`` names its transport, e.g. ``shm://``."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.components.agreement import PolicyAgreement
+from tianflow.components.learner_rank import OrderSender
 from tianflow.components.schedules import schedules_in_force, settings_in_force
 from tianflow.components.weights import WeightPublisher, diverged, publish_due
 from tianflow.config.rules import largest_publish_lag
-from tianflow.config.schedules import Elapsed, settings_at
+from tianflow.config.schedules import Elapsed
 from tianflow.core.events import UpdateFinished
 from tianflow.core.learning import LearningTally
 from tianflow.core.payloads import Batch, Settlement, Version
@@ -24,13 +25,13 @@ from tianflow.core.statistics import (
     WeightsMeasures,
 )
 from tianflow.errors import EndOfChannel, RunError
-from tianflow.interfaces import FollowsSettings, MeasuresDivergence, TransfersParameters
+from tianflow.interfaces import MeasuresDivergence, TransfersParameters
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tianflow.components.stacking import BatchStacker, DrawStacker
+    from tianflow.components.batch_trainer import BatchTrainer
     from tianflow.config.model import Config
     from tianflow.core.payloads import WeightsTable
     from tianflow.hosts.compute import Compute
@@ -85,8 +86,8 @@ class Learner:
         compute: compute thread of the host.
         start: version and samples to continue from.
         trained_s: seconds of training before ``start``.
-        make_algorithm: builds the algorithm, restored to that version, on the compute thread.
-        make_stacker: builds the copier of ``B`` trajectories out of their slots.
+        make_trainer: builds the trainer, whose algorithm is restored to that version, on the
+            compute thread.
         open_weights: opens the writer for flat weights of a number of bytes.
     """
 
@@ -101,8 +102,7 @@ class Learner:
         compute: Compute,
         start: tuple[Version, int],
         trained_s: float = 0.0,
-        make_algorithm: Callable[[], Algorithm],
-        make_stacker: Callable[[int], BatchStacker | DrawStacker],
+        make_trainer: Callable[[], BatchTrainer],
         open_weights: Callable[[int], WeightsWriter],
     ) -> None:
         self.name = name
@@ -113,11 +113,7 @@ class Learner:
             events,
             compute,
         )
-        self._make_algorithm, self._make_stacker, self._open_weights = (
-            make_algorithm,
-            make_stacker,
-            open_weights,
-        )
+        self._make_trainer, self._open_weights = make_trainer, open_weights
         self._version, self._samples = start
         self._restored_samples = self._samples
         self._trained_before_s = trained_s
@@ -139,15 +135,15 @@ class Learner:
         self._trained = 0
         self._ended = False
         self._algorithm: Algorithm
-        self._stacker: BatchStacker | DrawStacker
+        self._trainer: BatchTrainer
+        self._orders: OrderSender
         self._publisher: WeightPublisher
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run until cancelled."""
-        self._algorithm = await self._compute.run(self._make_algorithm)
-        self._stacker = await self._compute.run(
-            lambda: self._make_stacker(self._settings.value.config.algorithm.batch_trajectories)
-        )
+        self._trainer = await self._compute.run(self._make_trainer)
+        self._algorithm = self._trainer.algorithm
+        self._orders = OrderSender(self._trainer.ranks)
         if self._settings.value.config.weights.publish == "divergence":
             self._measures = self._require_measuring()
         flat = await self._compute.run(self._newest_flat)
@@ -330,27 +326,18 @@ class Learner:
     def _compute_update(
         self, batch: Batch, bound: int | None
     ) -> tuple[StepResult, NDArray[np.uint8], bool]:
-        """Copy the batch out of its slots, and train. Runs on the compute thread.
+        """Train on the batch, with all ranks. Runs on the compute thread.
 
         Returns the result, the new weights, and True if they must be published under ``bound``.
         """
-        config = self._settings.value.config
-        began = time.monotonic()
-        if self._stacker.trajectories != len(batch.trajectories):
-            self._stacker = self._make_stacker(len(batch.trajectories))
-        for index, trajectory in enumerate(batch.trajectories):
-            self._stacker.fill(index, self._source.view(trajectory), trajectory.length)
-        stacked = self._stacker.batch()
-        self._copy_seconds.add(time.monotonic() - began)
-        settings = settings_at(config, self._elapsed(batch, began))
+        live = self._settings.value
+        config, elapsed = live.config, self._elapsed(batch, time.monotonic())
+        self._orders.send(live, batch.trajectories, elapsed)
+        result, stacked, settings, copy_s = self._trainer.train(
+            config, batch.trajectories, elapsed, self._compute.stopping.is_set
+        )
+        self._copy_seconds.add(copy_s)
         self._learning_rate = settings.learning_rate
-        self._algorithm.set_live(settings.learning_rate, settings.entropy_cost)
-        algorithm: object = self._algorithm
-        if isinstance(algorithm, FollowsSettings):
-            algorithm.set_settings(settings, self._version.number)
-        result = self._algorithm.step(stacked, self._compute.stopping.is_set)
-        if result.priorities is not None and result.finite:
-            self._source.view(batch.trajectories[0])["priority"][:] = result.priorities
         self._agreement.check(
             config=config,
             algorithm=self._algorithm,

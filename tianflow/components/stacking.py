@@ -84,16 +84,25 @@ class DrawStacker:
     Args:
         layout: layout of a draw, from `tianflow.core.layout.make_draw_layout`.
         device: device of the batches.
+        items: the items of the draw that are copied; None: all.
     """
 
     trajectories = 1
 
-    def __init__(self, *, layout: TrajectoryLayout, device: torch.device) -> None:
+    def __init__(
+        self, *, layout: TrajectoryLayout, device: torch.device, items: slice | None = None
+    ) -> None:
         self._device = device
+        chosen = slice(0, layout.num_envs) if items is None else items
         fields = [field for field in layout.fields if field.name not in NOT_TRAINED_ON]
         pinned = device.type == "cuda"
+        self._chosen = {f.name: _of_items(f.name, chosen) for f in fields}
         self._tensors = {
-            f.name: torch.zeros(f.shape, dtype=getattr(torch, f.dtype), pin_memory=pinned)
+            f.name: torch.zeros(
+                np.empty(f.shape, np.bool_)[self._chosen[f.name]].shape,
+                dtype=getattr(torch, f.dtype),
+                pin_memory=pinned,
+            )
             for f in fields
         }
         self._arrays: dict[str, NDArray[Any]] = {
@@ -103,7 +112,7 @@ class DrawStacker:
     def fill(self, index: int, views: Mapping[str, NDArray[Any]], length: int) -> None:  # noqa: ARG002 - as `BatchStacker.fill`
         """Copy the draw in ``views``."""
         for name, target in self._arrays.items():
-            np.copyto(target, views[name])
+            np.copyto(target, views[name][self._chosen[name]])
 
     def batch(self) -> LearnerBatch:
         """The copied batch on the learner's device.
@@ -111,6 +120,12 @@ class DrawStacker:
         On a CPU it refers to the stacker's own arrays, which the next `fill` overwrites.
         """
         return on_device(self._tensors, self._device)
+
+
+def _of_items(name: str, items: slice) -> tuple[slice, ...]:
+    """Index of ``items`` in the field ``name`` of a draw: on its first axis, or after time."""
+    first = name in ("version", "weight") or name.startswith("state/")
+    return (items,) if first else (slice(None), items)
 
 
 NOT_TRAINED_ON = ("key", "probability", "priority")

@@ -29,6 +29,7 @@ from tianflow.config.model import (
 from tianflow.config.portable import TOO_LARGE, unportable
 from tianflow.config.problems import innermost, path_with, problems_of, unknown_key
 from tianflow.config.schedules import SCHEDULED
+from tianflow.core.devices import cores, on_gpu
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 
@@ -479,6 +480,7 @@ def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return fitted  # validation reports the problem
+    _count_actors(fitted)
     balance, default = fitted.setdefault("balance", {}), settings.model_fields.get("minibatch_size")
     if isinstance(balance, dict):
         balance.setdefault("min_fragment_steps", max(1, min(8, steps)))
@@ -490,8 +492,27 @@ def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
     return fitted
 
 
+def _count_actors(tables: Table) -> None:
+    """Replace ``actors.count = "auto"`` by one actor a core, or two with central inference. Cores
+    of a learner on a CPU are not counted.
+    """
+    actors, learner = tables.get("actors"), tables.get("learner", {})
+    if not isinstance(actors, dict) or actors.get("count") != "auto":
+        return
+    free = cores()
+    if isinstance(learner, dict) and not on_gpu(
+        str(learner.get("device", "auto")), ranks := int(learner.get("ranks", 1))
+    ):
+        free -= ranks * int(learner.get("threads", 1))
+    each = 2 if actors.get("inference") == "central" else 1
+    tables["actors"] = {**actors, "count": each * max(1, free)}
+
+
 def _not_live(config: Config, section: str, key: str, value: object) -> Problem | None:
     live = live_of(config)
+    if (section, key, value) == ("actors", "count", "auto"):
+        message = "is resolved when a run starts, so it cannot be set later"
+        return Problem("actors.count", value, message, "a number")
     if key in live.get(section, ()):
         return None
     if section in live and key not in type(getattr(config, section)).model_fields:

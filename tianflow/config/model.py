@@ -185,7 +185,11 @@ class ActorSettings(Section):
     """Actors, their host processes, and the length of trajectories."""
 
     count: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Number of actors, at most 4096: with more, the coordinator would answer and stop too late."""
+    """Number of actors, at most 4096: with more, the coordinator would answer and stop too late.
+
+    auto: one a core, or two with central inference, counted when the run starts. Cores of a learner
+    on a CPU are not counted.
+    """
     rollout_steps: PositiveInt = 32
     """Steps of each environment in one trajectory (T)."""
     hosts: PositiveInt | None = None
@@ -289,8 +293,10 @@ class LearnerSettings(Section):
     nature_cnn on such a CPU, about 2 times for impala_resnet). Small MLPs become a quarter slower.
     A plug-in algorithm must apply this setting itself.
     """
-    ranks: Annotated[int, Field(ge=1, le=1)] = 1
-    """Number of learner processes. Only 1 is supported."""
+    ranks: PositiveInt = 1
+    """Number of processes that train on parts of each batch, as one learner. It divides
+    ``batch_trajectories``, or with replay ``batch_size``. On GPUs each rank has one.
+    """
     threads: PositiveInt = 1
     """Number of CPU threads that share each image minibatch.
 

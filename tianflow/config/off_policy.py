@@ -171,6 +171,7 @@ class DQNSettings(QSettings):
     The additions are the most effective parts of Rainbow (arXiv 1710.02298).
     """
 
+    splits_over_ranks: ClassVar[bool] = True
     name: str = "dqn"
     n_step: PositiveInt = 3
 
@@ -188,6 +189,7 @@ class R2D2Settings(QSettings):
     priority_exponents: ClassVar[tuple[float, float]] = (0.9, 0.6)
     anneals_beta: ClassVar[bool] = False
 
+    splits_over_ranks: ClassVar[bool] = True
     name: str = "r2d2"
     learning_rate: ScheduledRate = 1e-4
     discount: Fraction = 0.997
@@ -241,7 +243,7 @@ class SACSettings(ContinuousSettings):
     """
 
     measures_divergence: ClassVar[bool] = True
-
+    splits_over_ranks: ClassVar[bool] = True
     name: str = "sac"
     initial_temperature: PositiveFloat = 1.0
     """Weight of the entropy at update 0."""
@@ -261,6 +263,7 @@ class TD3Settings(ContinuousSettings):
         "noise_updates",
     )
 
+    splits_over_ranks: ClassVar[bool] = True
     name: str = "td3"
     policy_delay: PositiveInt = 2
     """Number of critic updates per update of actor and targets."""

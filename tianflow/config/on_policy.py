@@ -25,6 +25,8 @@ class AlgorithmSettings(Section):
     """Default of ``network.previous_step``."""
     measures_divergence: ClassVar[bool] = False
     """True if the learner is a `tianflow.interfaces.MeasuresDivergence`."""
+    splits_over_ranks: ClassVar[bool] = False
+    """True if the learner is a `tianflow.interfaces.SplitsOverRanks`."""
 
     name: str
     """Algorithm: a2c, dqn, impala, ppo, r2d2, sac, td3, another installed one, or
@@ -82,6 +84,7 @@ class PPOSettings(AlgorithmSettings):
     """PPO (arXiv 1707.06347), with the decoupled objective (arXiv 2110.00641) for stale data."""
 
     measures_divergence: ClassVar[bool] = True
+    splits_over_ranks: ClassVar[bool] = True
 
     name: str = "ppo"
     gae_lambda: Fraction = 0.95
@@ -112,6 +115,7 @@ class ImpalaSettings(AlgorithmSettings):
     """IMPALA: V-trace actor-critic (arXiv 1802.01561)."""
 
     measures_divergence: ClassVar[bool] = True
+    splits_over_ranks: ClassVar[bool] = True
 
     name: str = "impala"
     entropy_cost: ScheduledRate = 0.01
@@ -142,6 +146,7 @@ class A2CSettings(AlgorithmSettings):
     """
 
     measures_divergence: ClassVar[bool] = True
+    splits_over_ranks: ClassVar[bool] = True
 
     name: str = "a2c"
     learning_rate: ScheduledRate = 7e-4

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Mapping
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,12 @@ from tianflow import plugins
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, PPOSettings, ReplaySettings
 from tianflow.config.portable import unportable_settings
 from tianflow.config.schedules import LIMITS, Schedule, check_schedules, schedule_limit
+from tianflow.core.devices import on_gpu
 from tianflow.core.formatting import number
 from tianflow.core.limits import RateLimits
 from tianflow.core.payloads import MOST_ROWS, credits_ceiling
 from tianflow.errors import ConfigError, Problem
-from tianflow.interfaces import MeasuresDivergence
+from tianflow.interfaces import MeasuresDivergence, SplitsOverRanks
 
 if TYPE_CHECKING:
     from tianflow.interfaces import Controller
@@ -104,6 +106,12 @@ def _batches_out(config: Config) -> int:
     return ceil((used if limit is None else min(used, limit)) / batch)
 
 
+def cores_of_learner(config: Config) -> int:
+    """Number of cores of the learner; 0 on GPUs."""
+    learner = config.learner
+    return 0 if on_gpu(learner.device, learner.ranks) else learner.threads * learner.ranks
+
+
 def samples_per_update(config: Config) -> int:
     """Steps in one batch: T * N * B."""
     return config.actors.rollout_steps * config.env.num_envs * config.algorithm.batch_trajectories
@@ -186,6 +194,7 @@ def check(config: Config) -> list[Problem]:
         *_check_replay(config),
         *_check_inference(config),
         *_check_divergence(config),
+        *_check_ranks(config),
     ]
 
 
@@ -362,6 +371,54 @@ def _check_deterministic(config: Config) -> list[Problem]:
             )
         )
     return problems
+
+
+def _check_ranks(config: Config) -> list[Problem]:
+    ranks, algorithm = config.learner.ranks, config.algorithm
+    if ranks == 1:
+        return []
+    problems, path = [], "learner.ranks"
+    name = "batch_size" if algorithm.items else "batch_trajectories"
+    whole = algorithm.items or algorithm.batch_trajectories
+    if whole % ranks:
+        message = f"learner.ranks = {ranks} ranks get equal parts of each batch"
+        accepted = f"a multiple of {ranks}, or another number of ranks"
+        problems.append(Problem(f"algorithm.{name}", whole, message, accepted))
+    if config.run.deterministic:
+        message = "sums over several ranks are not those of a deterministic run"
+        problems.append(Problem(path, ranks, message, "1, or run.deterministic = false"))
+    if re.fullmatch(r"cuda:\d+", config.learner.device):
+        message = "one GPU is named, and each rank needs its own"
+        problems.append(Problem("learner.device", config.learner.device, message, "cuda, or cpu"))
+    launcher: Any = plugins.load(
+        "tianflow.launchers", config.placement.launcher, path="placement.launcher"
+    )
+    if not launcher.capabilities.processes:
+        message = f"the launcher {config.placement.launcher} runs every component in one process"
+        problems.append(Problem(path, ranks, message, "1, or placement.launcher = processes"))
+    return problems + _check_splitting(config)
+
+
+def _check_splitting(config: Config) -> list[Problem]:
+    """The algorithm can be computed by several ranks."""
+    algorithm, path = config.algorithm, "learner.ranks"
+    known = sorted(name for name, model in BUILT_IN_ALGORITHMS.items() if model.splits_over_ranks)
+    accepted = f"1, or an algorithm that several ranks can compute ({', '.join(known)}, a plug-in)"
+    if not algorithm.splits_over_ranks:
+        message = f"the settings of {algorithm.name} do not declare splits_over_ranks"
+        return [Problem(path, config.learner.ranks, message, accepted)]
+    learner = getattr(
+        plugins.load("tianflow.algorithms", algorithm.name, path="algorithm.name"),
+        "make_learner",
+        None,
+    )
+    if isinstance(learner, type) and not issubclass(learner, SplitsOverRanks):
+        message = (
+            f"the settings of {algorithm.name} declare splits_over_ranks, but its learner "
+            f"{learner.__name__} has no join()"
+        )
+        return [Problem(path, config.learner.ranks, message, accepted)]
+    return []
 
 
 def _check_schedule(config: Config) -> list[Problem]:
@@ -641,7 +698,7 @@ def _idle_hosts(config: Config) -> list[str]:
     hosts, actors = config.actors.hosts, config.actors.count
     if not config.central or not actors or (hosts is not None and actors > hosts):
         return []
-    if hosts is None and actors > max(1, (os.cpu_count() or 1) - config.learner.threads):
+    if hosts is None and actors > max(1, (os.cpu_count() or 1) - cores_of_learner(config)):
         return []
     sentence = (
         f"with one actor a host ({actors} actors) a host is idle while its actor waits for an "

@@ -74,9 +74,13 @@ class HostGroup:
 
     @property
     def learner_silent_for(self) -> float:
-        """Seconds since the last sign of life of the learner's host; 0 if it is not alive."""
-        handles = self.handles
-        return handles["learner"].silent_for if "learner" in handles else 0.0
+        """Seconds since the last sign of life of the learner's host, or of one of its ranks; 0 if
+        none is alive.
+        """
+        ranks = [
+            handle for name, handle in self.handles.items() if name.partition("-")[0] == "learner"
+        ]
+        return max((handle.silent_for for handle in ranks), default=0.0)
 
     @property
     def slow_starts(self) -> Sequence[str]:

@@ -138,7 +138,7 @@ class Inbox:
                 )
             elif component.role == "inference":
                 self._registry.server_lost(component.name)
-            else:
+            elif component.role == "actor":
                 self._exchange.holder_lost(component.name, reason)
             self._registry.forget(component.name)
         self.publish(HostExited(host.name, reason))

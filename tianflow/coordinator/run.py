@@ -20,6 +20,7 @@ from tianflow.coordinator.hosts import HostGroup
 from tianflow.coordinator.inbox import Inbox
 from tianflow.coordinator.lifecycle import Lifecycle, PeriodicTasks, Shutdown
 from tianflow.coordinator.registry import ComponentRegistry
+from tianflow.coordinator.rendezvous import Rendezvous
 from tianflow.coordinator.slot_manager import SlotManager
 from tianflow.coordinator.snapshot import RunSnapshot
 from tianflow.core.events import EvaluationFinished
@@ -158,6 +159,7 @@ class Run:
             sinks=sinks,
             settings_pending=lambda: self.control.audit_log.pending,
         )
+        self._ranks = Rendezvous()
         self.control = Control(
             run_id=run_id,
             directory=directory,
@@ -208,6 +210,7 @@ class Run:
             published=ledger.published,
             checkpoint=checkpoint,
             trained_s=self.lifecycle.trained_s(time.monotonic()),
+            rendezvous=self._ranks.file(incarnation) if host.group else None,
         )
 
     async def run(self, start_host: HostStarter) -> None:
@@ -235,6 +238,7 @@ class Run:
             lifecycle.close()
             await self.control.audit_log.flush()
             await self.snapshot.write_summary(self.directory, self._disk)
+            self._ranks.close()
             self._disk.shutdown(wait=False)
 
     async def _until_it_ends(

@@ -32,6 +32,8 @@ thread than its heartbeats.
 """
 MIN_SILENCE_S = 5.0
 """Minimum limit for the silence of a host with environments: a busy machine delays heartbeats."""
+RANK_LOST = "rank_lost"
+"""Reason for the end of a host whose group has lost another one."""
 SLOW_START_S = 10.0
 """Seconds between two reports of a host that has not started."""
 
@@ -195,10 +197,15 @@ class Supervisor:
             if self._specs.get(name) != spec:
                 self._specs[name] = spec
                 self._reconcile(name)
+        for name, spec in wanted.items():
             if name not in self._tasks or self._tasks[name].done():
-                self._tasks[name] = asyncio.get_running_loop().create_task(
-                    self._keep_alive(name), name=f"keep {name} alive"
+                together = [
+                    other.name for other in specs if other.group == spec.group and spec.group
+                ] or [name]
+                keeper = asyncio.get_running_loop().create_task(
+                    self._keep_alive(together), name=f"keep {name} alive"
                 )
+                self._tasks |= dict.fromkeys(together, keeper)
 
     def kill(self, host: str, reason: str) -> None:
         """Kill ``host`` because of ``reason``; it restarts."""
@@ -247,9 +254,9 @@ class Supervisor:
     def _end_all(self) -> Sequence[str]:
         """Start no host any more. The names of those that are alive."""
         self._stopping = True
-        for name, keeper in self._tasks.items():
-            if name not in self._alive:
-                keeper.cancel()
+        working = {self._tasks[name] for name in self._alive}
+        for keeper in set(self._tasks.values()) - working:
+            keeper.cancel()
         return tuple(self._alive)
 
     def _dismiss(self, name: str) -> None:
@@ -266,51 +273,98 @@ class Supervisor:
             }
             incarnation.handle.reconcile(self._specs[name])
 
-    async def _keep_alive(self, name: str) -> None:
-        """Start a host, and restart it when it dies. Every error is reported; otherwise the run
-        would wait for the host for ever.
+    async def _keep_alive(self, names: Sequence[str]) -> None:
+        """Start a host, or a group of hosts, and restart it when it dies. Every error is reported;
+        otherwise the run would wait for the host for ever.
         """
         try:
-            await self._restart_until_unwanted(name)
+            await self._restart_until_unwanted(names)
         except RunError as error:
             self._failed(error)
         except Exception as error:  # noqa: BLE001 - a boundary: without its host a run cannot go on
-            self._failed(RunError(name, f"cannot be started: {error}", traceback.format_exc()))
+            self._failed(RunError(names[0], f"cannot be started: {error}", traceback.format_exc()))
 
-    async def _restart_until_unwanted(self, name: str) -> None:
-        """Restart the host until the run does not need it, or the budget is used up."""
+    async def _restart_until_unwanted(self, names: Sequence[str]) -> None:
+        """Restart the hosts, all together, until the run does not need them, or the budget is used
+        up.
+        """
         failed_starts, able = 0, False
-        while self._wanted(name):
-            spec = self._specs[name]
-            handle = await self._start(spec, self.starts[name])
-            incarnation = _Incarnation(
-                handle,
-                {component.name: component for component in spec.components},
-                heard=self._watched_s,
-            )
-            self.starts[name] += 1
-            self._alive[name] = incarnation
-            if not self._wanted(name):
-                self._dismiss(name)
-            elif self._specs[name] != spec:
-                self._reconcile(name)
-            ended = await incarnation.handle.wait()
-            del self._alive[name]
-            gone = replace(spec, components=tuple(incarnation.components.values()))
-            if incarnation.leaving or not self._wanted(name):
-                self._lost(gone, "stopped")
+        while self._wanted(names):
+            group = await self._start_group(names)
+            ended = await self._first_end(group)
+            first = next(iter(ended))
+            if group[first].leaving or not self._wanted(names):
+                for name in ended:
+                    self._lost(self._gone(name, group), "stopped")
                 continue
+            incarnation = group[first]
             reason = incarnation.killed_for or "died"
             able = able or incarnation.ever_started or incarnation.handle.started
             # A host that has worked in this run and dies while it starts was ended from outside.
             # The budget of restarts counts that.
             failed_starts = failed_starts + 1 if not able or reason == "start_timeout" else 0
-            self._report_loss(gone, reason, ended, failed_starts)
-            recent = sum(1 for _, host in self._restarts if host == name)
+            for name in list(ended)[1:]:
+                self.restarts[name, RANK_LOST] += 1
+                self._lost(self._gone(name, group), RANK_LOST)
+            self._report_loss(self._gone(first, group), reason, ended[first], failed_starts)
+            recent = sum(1 for _, host in self._restarts if host == first)
             await asyncio.sleep(BACKOFF_S[min(recent - 1, len(BACKOFF_S) - 1)])
 
-    def _wanted(self, name: str) -> bool:
-        return not self._stopping and name in self._specs
+    async def _start_group(self, names: Sequence[str]) -> dict[str, _Incarnation]:
+        """Start hosts, one after the other. If one cannot be started, the others are ended."""
+        group: dict[str, _Incarnation] = {}
+        try:
+            for name in names:
+                spec = self._specs[name]
+                handle = await self._start(spec, self.starts[name])
+                incarnation = group[name] = self._alive[name] = _Incarnation(
+                    handle,
+                    {component.name: component for component in spec.components},
+                    heard=self._watched_s,
+                )
+                self.starts[name] += 1
+                if not self._wanted(names):
+                    self._dismiss(name)
+                elif self._specs[name] != spec:
+                    self._reconcile(name)
+        except BaseException:
+            for name, incarnation in group.items():
+                incarnation.handle.kill()
+                del self._alive[name]
+            raise
+        return group
+
+    async def _first_end(self, group: Mapping[str, _Incarnation]) -> dict[str, str]:
+        """Wait until a host ends, and kill the others, unless all are leaving. How each has ended,
+        in order.
+        """
+        waiting = {
+            asyncio.ensure_future(incarnation.handle.wait()): name
+            for name, incarnation in group.items()
+        }
+        ended: dict[str, str] = {}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=lambda task: not group[waiting[task]].killed_for):
+                    name = waiting.pop(task)
+                    del self._alive[name]
+                    ended[name] = task.result()
+                for name in waiting.values():
+                    if not group[name].leaving:
+                        group[name].handle.kill()
+        finally:
+            for task in waiting:
+                task.cancel()
+        return ended
+
+    def _gone(self, name: str, group: Mapping[str, _Incarnation]) -> HostSpec:
+        """The host ``name`` with all components that it ever had."""
+        components = tuple(group[name].components.values())
+        return replace(self._specs.get(name, HostSpec(name, ())), components=components)
+
+    def _wanted(self, names: Sequence[str]) -> bool:
+        return not self._stopping and all(name in self._specs for name in names)
 
     def _report_loss(self, host: HostSpec, reason: str, ended: str, failed_starts: int) -> None:
         """Report a host's unwanted end. RunError when the host must not be restarted."""
@@ -355,7 +409,7 @@ class Supervisor:
             # Heartbeats do not prove a start: the host's loop works while a constructor hangs.
             return self._timeouts.start_s, "start_timeout", now - incarnation.waits_since
         silent = incarnation.silent_for(now)
-        if any(component.role == "learner" for component in incarnation.components.values()):
+        if any(c.role in ("learner", "rank") for c in incarnation.components.values()):
             # A slow update is not a hang: readiness shows it, and an operator decides.
             return LEARNER_SILENCE_S, "silent", silent
         if all(component.role == "inference" for component in incarnation.components.values()):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tianflow.core.payloads import NO_VERSION, EnvironmentSpec, TrajectoryLayout, Version
 
-Role = Literal["learner", "actor", "evaluator", "replay", "inference"]
+Role = Literal["learner", "rank", "actor", "evaluator", "replay", "inference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class HostSpec:
     bell: int | None = None
     """Its doorbell among those of the run; None: the host neither asks for inference nor serves it.
     """
+    group: str = ""
+    """Hosts of one group start together, and end when one of them ends; "": the host is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +83,5 @@ class HostPlan:
     """The checkpoint that components of this host load."""
     trained_s: float = 0.0
     """Seconds of training so far, those before a resume included."""
+    rendezvous: Path | None = None
+    """The file through which the ranks of a learner find each other; None for one rank."""

@@ -450,6 +450,7 @@ Measures = (
 MEASURES: Mapping[str, tuple[type[Measures], ...]] = {
     "actor": (ActorMeasures,),
     "learner": (LearnerMeasures, WeightsMeasures),
+    "rank": (),
     "evaluator": (EvaluatorMeasures,),
     "replay": (ShardMeasures,),
     "inference": (InferenceMeasures,),

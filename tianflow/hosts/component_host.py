@@ -20,6 +20,7 @@ from tianflow.errors import (
     ConfigError,
     EnvironmentFailedError,
     PoisonedTrajectoryError,
+    RankLostError,
     RunError,
 )
 from tianflow.hosts.compute import Compute
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from tianflow.interfaces import Ends, HostEnd
 
 T = TypeVar("T")
+RANK_LOST_S = 1.0
+"""Seconds for which a rank outlives another one, so that the first exit is that of the cause."""
 
 
 def as_run_error(component: str, error: BaseException) -> RunError:
@@ -182,7 +185,7 @@ class ComponentHost:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            self.fail(as_run_error(name, error))
+            self._failed(name, error)
             return
         self._reports.component_ended(name)
         if name in self._retired:
@@ -211,6 +214,15 @@ class ComponentHost:
         self._reports.fail(error)
         self._finish(error.summary)
 
+    def _failed(self, component: str, error: BaseException) -> None:
+        """``component`` raised ``error``. The loss of another rank ends this process only, after
+        the one that is lost: the supervisor restarts both.
+        """
+        if isinstance(error, RankLostError):
+            self._loop.call_later(RANK_LOST_S, self._finish, str(error))
+        else:
+            self.fail(as_run_error(component, error))
+
     def _reporter_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(as_run_error(self.name, error))
@@ -220,7 +232,7 @@ class ComponentHost:
         thread once the loop is closed.
         """
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.fail, as_run_error(self.name, error))
+            self._loop.call_soon_threadsafe(self._failed, self.name, error)
 
     def _thread_ends(self) -> None:
         """On the compute thread, possibly after the loop was closed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from tianflow import plugins
 from tianflow.components.actor import Actor
@@ -19,8 +19,11 @@ from tianflow.rundir.checkpoints import CheckpointStore
 if TYPE_CHECKING:
     import torch
 
+    from tianflow.algorithms.common.ranks import Ranks
+    from tianflow.components.batch_trainer import BatchTrainer, View
     from tianflow.components.evaluator import Evaluator
     from tianflow.components.inference_server import Computing, InferenceServer
+    from tianflow.components.learner_rank import LearnerRank
     from tianflow.components.replay_shard import ReplayShard
     from tianflow.components.requesting import RequestSelector
     from tianflow.components.rollout import Rollout
@@ -28,10 +31,12 @@ if TYPE_CHECKING:
     from tianflow.components.weights import PolicyWeights
     from tianflow.config.model import Config
     from tianflow.core.program import ComponentSpec, HostPlan
-    from tianflow.interfaces import Algorithm, AlgorithmFactory, Ends, Policy
+    from tianflow.interfaces import Algorithm, AlgorithmFactory, Ends, Policy, SplitsOverRanks
 
 
-AnyComponent: TypeAlias = "Actor | Learner | Evaluator | ReplayShard | InferenceServer"
+AnyComponent: TypeAlias = (
+    "Actor | Learner | LearnerRank | Evaluator | ReplayShard | InferenceServer"
+)
 
 
 class Incarnation(NamedTuple):
@@ -74,6 +79,7 @@ class Builder:
         makers: dict[str, Callable[[ComponentSpec], AnyComponent]] = {
             "actor": self._actor,
             "learner": self._learner,
+            "rank": self._learner_rank,
             "evaluator": self._evaluator,
             "replay": self._replay_shard,
             "inference": self._inference_server,
@@ -94,18 +100,30 @@ class Builder:
         )
 
     def _learner(self, component: ComponentSpec) -> Learner:
+        source = self._ends.source()
         return Learner(
             name=component.name,
             host=self._host,
-            source=self._ends.source(),
+            source=source,
             settings=self._ends.settings,
             events=self._ends.events,
             compute=self._compute,
             start=(self._plan.start, self._plan.samples),
             trained_s=self._plan.trained_s,
-            make_algorithm=self._algorithm,
-            make_stacker=self._stacker,
+            make_trainer=lambda: self._trainer(component.index, source.view),
             open_weights=self._ends.weights_writer,
+        )
+
+    def _learner_rank(self, component: ComponentSpec) -> LearnerRank:
+        from tianflow.components.learner_rank import LearnerRank
+
+        view = self._ends.source().view
+        return LearnerRank(
+            name=component.name,
+            host=self._host,
+            settings=self._ends.settings,
+            compute=self._compute,
+            make=lambda: self._trainer(component.index, view),
         )
 
     def _replay_shard(self, component: ComponentSpec) -> ReplayShard:
@@ -242,25 +260,61 @@ class Builder:
         assert place is not None
         return RequestSelector(place=place, bells=self._ends.bells[:servers])
 
-    def _algorithm(self) -> Algorithm:
+    def _trainer(self, rank: int, view: View) -> BatchTrainer:
+        """The trainer of ``rank``, whose algorithm has the state of rank 0."""
+        from tianflow.components.batch_trainer import BatchTrainer
+
         self._set_threads()
+        device = self._learner_device(rank)
+        ranks, algorithm = self._ranks(rank, device), self._algorithm(device)
+        if ranks.size > 1:
+            ranks.copy_state(algorithm)
+            cast("SplitsOverRanks", algorithm).join(ranks)
+        return BatchTrainer(
+            algorithm=algorithm,
+            make_stacker=lambda count: self._stacker(count, ranks, device),
+            view=view,
+            ranks=ranks,
+            draws=self._plan.draws is not None,
+        )
+
+    def _ranks(self, rank: int, device: torch.device) -> Ranks:
+        from tianflow.algorithms.common import ranks
+
+        size, rendezvous = self._config.learner.ranks, self._plan.rendezvous
+        if size == 1:
+            return ranks.ALONE
+        assert rendezvous is not None
+        return ranks.join(rendezvous, rank=rank, size=size, device=device)
+
+    def _learner_device(self, rank: int) -> torch.device:
+        """The learner's device; one GPU for each of several ranks."""
+        import torch
+
+        name, ranks = self._config.learner.device, self._config.learner.ranks
+        if ranks > 1 and name == "auto" and torch.cuda.device_count() < ranks:
+            name = "cpu"
+        device = _device(name)
+        return device if ranks == 1 or device.type == "cpu" else torch.device("cuda", rank)
+
+    def _algorithm(self, device: torch.device) -> Algorithm:
         plan, config = self._plan, self._config
         elapsed = Elapsed(plan.samples, plan.start.number, plan.trained_s)
         # The learner sets the values in force before each update.
         config = config.model_copy(update={"algorithm": settings_at(config, elapsed)})
-        algorithm = _factory(config).make_learner(
-            config, self._plan.spec, _device(config.learner.device)
-        )
+        algorithm = _factory(config).make_learner(config, self._plan.spec, device)
         if self._plan.checkpoint is not None:
             algorithm.load_state_dict(CheckpointStore.load(self._plan.checkpoint).read())
         return algorithm
 
-    def _stacker(self, trajectories: int) -> BatchStacker | DrawStacker:
+    def _stacker(
+        self, trajectories: int, ranks: Ranks, device: torch.device
+    ) -> BatchStacker | DrawStacker:
         from tianflow.components.stacking import BatchStacker, DrawStacker
 
-        device = _device(self._config.learner.device)
         if self._plan.draws is not None:
-            return DrawStacker(layout=self._plan.draws, device=device)
+            items = ranks.share(self._plan.draws.num_envs)
+            return DrawStacker(layout=self._plan.draws, device=device, items=items)
         return BatchStacker(layout=self._plan.layout, trajectories=trajectories, device=device)
 
     def _set_threads(self) -> None:

@@ -106,7 +106,7 @@ async def run_hosts(run: RunView, transport: Transport, start_process: StartProc
     learner_started = asyncio.Event()
 
     async def start(host: HostSpec, incarnation: int) -> RemoteHost:
-        if host.components[0].role not in ("learner", "replay"):
+        if host.components[0].role not in ("learner", "rank", "replay"):
             await learner_started.wait()  # only the learner knows how large the weights are
         plan = await run.plan_host(host, incarnation)
         remote = RemoteHost(run=run, plan=plan, learner_started=learner_started)

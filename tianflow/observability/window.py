@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from tianflow.config.model import Config
+from tianflow.config.rules import cores_of_learner
+from tianflow.core.devices import cores
 from tianflow.core.moments import Moments, moments
 from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
 from tianflow.observability.throughput_model import Forecast, Side, forecast
@@ -161,9 +162,7 @@ class Window:
         """Number of actors that can step at the same time: those of one host take turns."""
         if len({component.host for component in self.run.components}) == 1:
             return 1  # one process runs every component
-        return self.config.actors.hosts or max(
-            1, len(os.sched_getaffinity(0)) - self.config.learner.threads
-        )
+        return self.config.actors.hosts or max(1, cores() - cores_of_learner(self.config))
 
     @property
     def inference_waits(self) -> float:

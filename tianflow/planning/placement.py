@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 
 from tianflow.config.model import Config
-from tianflow.config.rules import MOST_DOORBELLS
+from tianflow.config.rules import MOST_DOORBELLS, cores_of_learner
+from tianflow.core import devices
 from tianflow.core.program import ComponentSpec, HostSpec, LauncherCapabilities, Program
 
 LEARNER = ComponentSpec("learner", "learner")
@@ -31,7 +32,8 @@ def build(config: Config, capabilities: LauncherCapabilities) -> Program:
         ComponentSpec(f"inference-{index}", "inference", index)
         for index in range(servers_of(config))
     )
-    components = (LEARNER, *shards, *servers, *actors, EVALUATOR)
+    ranks = ranks_of(config)
+    components = (LEARNER, *ranks, *shards, *servers, *actors, EVALUATOR)
     if capabilities.processes:
         cores = _cores(config) if capabilities.binds_cores else []
         return Program(components, _hosts(config, actors, shards, servers, cores))
@@ -42,6 +44,13 @@ def build(config: Config, capabilities: LauncherCapabilities) -> Program:
         bell=0 if config.central else None,
     )
     return Program(components, (host,))
+
+
+def ranks_of(config: Config) -> tuple[ComponentSpec, ...]:
+    """The learner's ranks except rank 0, which is `LEARNER`."""
+    return tuple(
+        ComponentSpec(f"learner-{index}", "rank", index) for index in range(1, config.learner.ranks)
+    )
 
 
 def servers_of(config: Config) -> int:
@@ -73,17 +82,20 @@ def _hosts(
     servers: tuple[ComponentSpec, ...],
     cores: list[int],
 ) -> tuple[HostSpec, ...]:
-    """One host for the learner, one for the evaluator, one for each replay shard and inference
-    server, and hosts that share the actors.
+    """One host for each rank of the learner, one for the evaluator, one for each replay shard and
+    inference server, and hosts that share the actors.
 
-    With more ``cores`` than the learner has threads, the learner has its cores alone: two processes
+    A learner on a GPU has no core of its own, because it would leave that core idle. With more
+    ``cores`` than another learner has threads, each rank has its cores alone: two processes
     that stay on their cores do more work than two that the system moves. An actor stays on its
     host when the number of actors changes. An inference server is not bound to a core, because it
     works in short turns.
     """
-    alone = len(cores) > config.learner.threads
-    for_learner = tuple(cores[: config.learner.threads]) if alone else ()
-    for_actors = tuple(cores[config.learner.threads :]) if alone else ()
+    threads = config.learner.threads
+    used = threads * config.learner.ranks
+    on_gpu = devices.on_gpu(config.learner.device, config.learner.ranks)
+    alone = len(cores) > used and not on_gpu
+    for_actors = tuple(cores[used:]) if alone else tuple(cores) if on_gpu else ()
     wanted = hosts_wanted(config)
     shared = [
         tuple(actor for actor in actors if actor.index % wanted == place) for place in range(wanted)
@@ -99,7 +111,16 @@ def _hosts(
         if group
     ]
     return (
-        HostSpec("learner", (LEARNER,), for_learner, config.learner.threads),
+        *(
+            HostSpec(
+                rank.name,
+                (rank,),
+                tuple(cores[threads * rank.index : threads * (rank.index + 1)]) if alone else (),
+                threads,
+                group="learner" if config.learner.ranks > 1 else "",
+            )
+            for rank in (LEARNER, *ranks_of(config))
+        ),
         HostSpec("evaluator", (EVALUATOR,), for_actors),
         *(HostSpec(shard.name, (shard,), for_actors) for shard in shards),
         *(HostSpec(server.name, (server,), bell=server.index) for server in servers),
@@ -111,7 +132,7 @@ def hosts_wanted(config: Config) -> int:
     """Number of actor hosts on this machine: as the config says, else one for each core that the
     learner leaves. With central inference, there are no more of them than doorbells.
     """
-    wanted = config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - config.learner.threads)
+    wanted = config.actors.hosts or max(1, devices.cores() - cores_of_learner(config))
     return min(wanted, MOST_DOORBELLS - servers_of(config)) if config.central else wanted
 
 

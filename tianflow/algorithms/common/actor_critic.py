@@ -24,6 +24,7 @@ from tianflow.algorithms.common.model import ActorCriticModel, act_of
 from tianflow.algorithms.common.on_arrays import ActOnArrays
 from tianflow.algorithms.common.parameter_buffer import Adam, require_same_arrays
 from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full_precision
+from tianflow.algorithms.common.ranks import ALONE, Ranks, seed_of_rank
 from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.config.networks import is_image
@@ -36,6 +37,7 @@ from tianflow.ops.losses import (
     explained_variance,
     masked_largest,
     masked_mean,
+    normalised,
 )
 from tianflow.ops.transforms import indexed
 
@@ -224,6 +226,9 @@ class ActorCriticLearner(ABC):
             self.model, config.learner.threads if self.images and device.type == "cpu" else 1
         )
         """Threads that share the parts of a batch."""
+        self.ranks = ALONE
+        """Processes that share batches."""
+        self._seed = config.run.seed
         self.learning_rate, self.entropy_cost = settings.learning_rate, settings.entropy_cost
         self._discount, self._max_grad_norm, self.value_cost = (
             settings.discount,
@@ -242,6 +247,14 @@ class ActorCriticLearner(ABC):
         Returns scalar statistics, including loss and grad_norm, or None if it was stopped.
         """
 
+    def join(self, ranks: Ranks) -> None:
+        """Train on a part of each batch, beside other ``ranks``;
+        `tianflow.interfaces.SplitsOverRanks`.
+        """
+        self.ranks = ranks
+        if ranks.rank:
+            self.generator.manual_seed(seed_of_rank(self._seed, ranks.rank))
+
     def flat(self) -> NDArray[np.uint8]:
         """All published tensors; on a CPU a view that the next update overwrites."""
         return self.model.buffer.bytes.cpu().numpy()
@@ -255,14 +268,14 @@ class ActorCriticLearner(ABC):
 
         ``samples`` 0 without statistics: it was stopped, or the batch has no valid transition;
         nothing has changed. ``finite`` False: it was undone because loss or gradient was not
-        finite.
+        finite. With several ranks, ``should_stop`` has to say the same on each.
         """
         arrays = batch.arrays
-        count = int(arrays["valid"].sum())
+        count = int(self.ranks.add(arrays["valid"].sum()))
         if count == 0 or should_stop():
             return StepResult(0, True, {})
         before = self._snapshot()
-        self.model.rewards.update(arrays)
+        self.model.rewards.update(arrays, self.ranks)
         samples = read_batch(
             arrays, reward=self.model.rewards(arrays["reward"]), discount=self._discount
         )
@@ -281,7 +294,7 @@ class ActorCriticLearner(ABC):
         finite = math.isfinite(statistics["loss"]) and math.isfinite(statistics["grad_norm"])
         if finite:
             self._saved = ()
-            self.model.observations.update(samples.observation, samples.valid_t)
+            self.model.observations.update(samples.observation, samples.valid_t, self.ranks)
         else:
             self._restore(before)
         return StepResult(count, finite, statistics)
@@ -296,7 +309,7 @@ class ActorCriticLearner(ABC):
         parameters is needed. On a GPU the check would have to wait for the device.
         """
         self.parallel.sum_gradients()
-        gradients = self.model.gradients
+        gradients = self.ranks.add(self.model.gradients)
         norm: Tensor = torch.linalg.vector_norm(gradients)
         checks = only is not None and self.device.type == "cpu"
         if not checks and not self._saved:
@@ -306,6 +319,10 @@ class ActorCriticLearner(ABC):
             self.optimiser.step(self.learning_rate)
         gradients.zero_()
         return norm
+
+    def normalised(self, advantage_t: Tensor, valid_t: Tensor) -> Tensor:
+        """`tianflow.ops.losses.normalised` over the batches of all ranks, of this rank's batch."""
+        return self.ranks.own(normalised(*self.ranks.gather(advantage_t, valid_t)))
 
     def next_values(self, samples: Samples, output: Output) -> Tensor:
         """V(observation after transition t, before any reset) [T, C], without gradient.
@@ -443,13 +460,15 @@ class ActorCriticLearner(ABC):
 
 
 def batch_statistics(
-    log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor
+    log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor, ranks: Ranks
 ) -> dict[str, Tensor]:
     """Difference of current and behaviour policy on the batch before the update, and quality of
     values.
 
-    ``log_ratio``: log of current over behaviour probability, [T, C].
+    ``log_ratio``: log of current over behaviour probability, [T, C]. The statistics are those of
+    the batches of all ``ranks``.
     """
+    log_ratio, v_t, target_t, valid_t = ranks.gather(log_ratio, v_t, target_t, valid_t)
     return {
         "kl": approximate_kl(log_ratio, valid_t),
         "log_ratio_max": masked_largest(log_ratio, valid_t),

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
+from tianflow.algorithms.common.ranks import ALONE, Ranks
 from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import NormalisationSettings
 from tianflow.config.networks import channels_first, is_image
@@ -48,6 +50,22 @@ def write(views: RunningMoments, values: RunningMoments) -> None:
     """Overwrite buffer entries."""
     for view, value in zip(views, values, strict=True):
         view.copy_(value)
+
+
+def whole_batch_moments(samples: Tensor, ranks: Ranks) -> RunningMoments:
+    """`batch_moments` of the batches of all ranks."""
+    own = batch_moments(samples)
+    if ranks.size == 1:
+        return own
+    shape, flat = own.mean.shape, torch.cat([value.reshape(-1) for value in own])
+    (parts,) = ranks.gather(flat.unsqueeze(-1))
+    moments = [
+        RunningMoments(
+            part[:-1].chunk(2)[0].view(shape), part[:-1].chunk(2)[1].view(shape), part[-1]
+        )
+        for part in parts.unbind(-1)
+    ]
+    return reduce(merged_moments, moments)
 
 
 BLOCK_BYTES = 512 << 10
@@ -162,9 +180,9 @@ class ObservationNormaliser:
     def _in_order(self, name: str, x: Tensor) -> Tensor:
         return channels_innermost(x) if name in self._reordered else x
 
-    def update(self, observation: Tree, valid: Tensor) -> None:
+    def update(self, observation: Tree, valid: Tensor, ranks: Ranks = ALONE) -> None:
         """Merge the rows where ``valid`` ([T, C]) of {leaf: [T or more, C, ...]} into the
-        statistics.
+        statistics, with those of other ``ranks``.
         """
         all_valid = bool(self._views) and bool(valid.all())
         for name, moments in self._views.items():
@@ -172,7 +190,8 @@ class ObservationNormaliser:
             write(
                 moments,
                 merged_moments(
-                    moments, batch_moments(rows.flatten(0, 1) if all_valid else rows[valid])
+                    moments,
+                    whole_batch_moments(rows.flatten(0, 1) if all_valid else rows[valid], ranks),
                 ),
             )
         self.refresh()
@@ -196,15 +215,13 @@ class RewardNormaliser:
             self._views = moment_views("return", extras)
             self._views.variance.fill_(1.0)
 
-    def update(self, arrays: Tree) -> None:
-        """Merge ``return_so_far`` of valid rows into the statistics."""
+    def update(self, arrays: Tree, ranks: Ranks = ALONE) -> None:
+        """Merge ``return_so_far`` of valid rows into the statistics, with those of other
+        ``ranks``.
+        """
         if self._views is not None:
-            write(
-                self._views,
-                merged_moments(
-                    self._views, batch_moments(arrays["return_so_far"][arrays["valid"]])
-                ),
-            )
+            own = arrays["return_so_far"][arrays["valid"]]
+            write(self._views, merged_moments(self._views, whole_batch_moments(own, ranks)))
 
     def __call__(self, reward: Tensor) -> Tensor:
         if self._views is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from tianflow.algorithms.common.off_policy_models import Module, Optimiser, QModel
 from tianflow.algorithms.common.parameter_buffer import require_same_arrays
 from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full_precision
+from tianflow.algorithms.common.ranks import ALONE, Ranks, seed_of_rank
 from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import OffPolicySettings
@@ -153,6 +154,9 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         self.forward = forward_in(config.learner.precision, device)
         """Calls every network in `compute_gradients`."""
         self.generator = torch.Generator().manual_seed(config.run.seed)
+        self.ranks = ALONE
+        """Processes that share batches."""
+        self._seed = config.run.seed
         self.learning_rate = settings.learning_rate
         self.updates = 0
         self.optimisers = {
@@ -187,6 +191,14 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
             :1
         ]
 
+    def join(self, ranks: Ranks) -> None:
+        """Train on a part of each batch, beside other ``ranks``;
+        `tianflow.interfaces.SplitsOverRanks`.
+        """
+        self.ranks = ranks
+        if ranks.rank:
+            self.generator.manual_seed(seed_of_rank(self._seed, ranks.rank))
+
     def flat(self) -> NDArray[np.uint8]:
         """All published tensors; on a CPU a view that the next update overwrites."""
         return self.model.buffer.bytes.cpu().numpy()
@@ -214,7 +226,7 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
             return StepResult(0, True, {})
         generator = self.generator.get_state()
         with full_precision(self.device):
-            found = self.compute_gradients(batch.arrays)
+            found = self._over_ranks(self.compute_gradients(batch.arrays))
         scalars = {
             "samples": found.samples,
             **found.statistics,
@@ -241,8 +253,33 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
             self.optimisers[name].descend(norm, self.learning_rate)
         self.updates += 1
         self.after_step()
-        self.model.observations.update(*self.normaliser_input(batch.arrays))
+        self.model.observations.update(*self.normaliser_input(batch.arrays), self.ranks)
         return StepResult(count, True, statistics, found.priorities.cpu().numpy())
+
+    def _over_ranks(self, found: UpdateParts) -> UpdateParts:
+        """``found`` of the batches of all ranks. Their gradients are in the buffers.
+
+        Gradients and statistics are means over trained steps, so those of each rank count by the
+        number of its steps.
+        """
+        if self.ranks.size == 1:
+            return found
+        count, names = found.samples.float(), list(found.statistics)
+        total, *sums = self.ranks.add_all(
+            count, *(found.statistics[name].detach() * count for name in names)
+        )
+        divisor = total.clamp(min=1.0)
+        for optimiser in self.optimisers.values():
+            self.ranks.add(optimiser.gradients.mul_(count)).div_(divisor)
+        return replace(
+            found,
+            samples=total,
+            norms={
+                name: torch.linalg.vector_norm(self.optimisers[name].gradients)
+                for name in found.norms
+            },
+            statistics={name: value / divisor for name, value in zip(names, sums, strict=True)},
+        )
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Copies of weights with normalisers, targets, optimisers, generator and number of

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tianflow.algorithms.common.actor_critic import ActorCriticLearner, Samples, batch_statistics
 from tianflow.algorithms.common.model import ActorCriticModel
-from tianflow.ops.losses import masked_mean, normalised, policy_gradient_loss, value_loss
+from tianflow.ops.losses import masked_mean, policy_gradient_loss, value_loss
 from tianflow.ops.returns import Advantages
 
 CHUNK_SAMPLES = 256
@@ -61,7 +61,7 @@ class SinglePassLearner(ActorCriticLearner):
             else columns
         )
         cuts = range(0, columns, max(1, width))
-        total = samples.valid_t.sum()
+        total = self.ranks.add(samples.valid_t.sum())
 
         def train(model: ActorCriticModel, first: int) -> ChunkOutputs | None:
             if should_stop():
@@ -80,15 +80,17 @@ class SinglePassLearner(ActorCriticLearner):
         log_ratio, v_t, target_t, valid_t, policy, value, entropy = (
             chunks[0] if len(chunks) == 1 else _joined(chunks)
         )
+        clipped = (self.clipped(log_ratio) & valid_t).sum() / total
+        policy, value, entropy, clipped = self.ranks.add_all(policy, value, entropy, clipped)
         loss = policy + self.value_cost * value - self.entropy_cost * entropy
         return {
             "loss": loss,
             "policy_loss": policy,
             "value_loss": value,
             "entropy": entropy,
-            "clip_fraction": (self.clipped(log_ratio) & valid_t).sum() / total,
+            "clip_fraction": clipped,
             "grad_norm": self.descend(loss),
-            **batch_statistics(log_ratio, v_t, target_t, valid_t),
+            **batch_statistics(log_ratio, v_t, target_t, valid_t, self.ranks),
         }
 
     def _in_chunks(self) -> bool:
@@ -97,7 +99,7 @@ class SinglePassLearner(ActorCriticLearner):
     def _train_on(self, model: ActorCriticModel, samples: Samples, total: Tensor) -> ChunkOutputs:
         """Add the gradient of one chunk of columns to the model's.
 
-        ``total`` is the number of valid transitions in the batch.
+        ``total`` is the number of valid transitions in the batches of all ranks.
         """
         distribution, valid_t = self.model.distribution, samples.valid_t
         output = model.evaluate(samples.observation, samples.state, samples.start)
@@ -109,7 +111,7 @@ class SinglePassLearner(ActorCriticLearner):
             samples, log_ratio, v_t, self.next_values(samples, output)
         )
         if self.normalise_advantages:
-            advantage_t = normalised(advantage_t, valid_t)
+            advantage_t = self.normalised(advantage_t, valid_t)
         share = valid_t.sum() / total
         policy = policy_gradient_loss(log_prob, advantage_t, valid_t) * share
         value = value_loss(v_t, target_t, valid_t) * share
