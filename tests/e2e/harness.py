@@ -262,7 +262,7 @@ class LiveRun:
                 entry.pid, "TIANFLOW_RUN", self.name
             )
             if entry.pid != self.process.pid and entry.state not in "ZX" and mine:
-                found[entry.pid] = _command(entry.pid)
+                found[entry.pid] = command_of(entry.pid)
         return found
 
     def pid(self, host: str) -> int | None:
@@ -329,7 +329,7 @@ class LiveRun:
         return self.end(within_s)
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

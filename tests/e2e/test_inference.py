@@ -21,9 +21,11 @@ from tests.e2e.test_oracle import change, shaken
 from tests.e2e.test_replay import apex
 from tests.e2e.test_replay import kill as replay_kill
 from tests.e2e.test_replay import sound as sound_with_replay
+from tests.e2e.test_serve import service
 from tests.support.oracle import oracle_config, until
 from tianflow import api
 from tianflow.coordinator import Run
+from tianflow.core.process_table import carries, processes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 KILLS = int(os.environ.get("TIANFLOW_KILLS", "3"))
@@ -296,3 +298,28 @@ def test_rows_of_one_trajectory_have_the_versions_of_their_batches(tmp_path: Pat
 
     asyncio.run(whole())
     assert max(spread) > 0
+
+
+def test_two_runs_of_a_service_do_not_share_a_server(tmp_path: Path) -> None:
+    """The loss of a server of one run delays that run only."""
+
+    def server(run: str) -> int | None:
+        mine = (entry.pid for entry in processes() if carries(entry.pid, "TIANFLOW_RUN", run))
+        return next((pid for pid in mine if harness.command_of(pid) == "inference-0"), None)
+
+    names = [f"{tmp_path.name}-{letter}" for letter in "ab"]
+    with service(tmp_path / "runs", "--max-runs", "2") as served:
+        for name in names:
+            served.submit(name, **{**CENTRAL, "inference__servers": 1})
+        served.until_training(*names)
+        before = {
+            name: served.until(f"a server of {name}", lambda n=name: server(n)) for name in names
+        }
+        assert before[names[0]] != before[names[1]]
+        os.kill(before[names[0]], signal.SIGKILL)
+        served.until("another server", lambda: server(names[0]) not in (None, before[names[0]]))
+        served.until_training(*names)
+        assert before[names[1]] == server(names[1])
+        for name in names:
+            assert 0 == served.run(name)["staleness"]["violations"]
+        assert {} == served.run(names[1])["trajectories"]["dropped"]
