@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -93,23 +93,21 @@ def equal(learner: Any, alone: Any) -> None:
         torch.testing.assert_close(found.extras[name], value, rtol=CLOSE, atol=CLOSE)
 
 
-ON_POLICY = {
-    "a2c": ("a2c", {}),
-    "a2c, normalised advantages": ("a2c", {"normalise_advantages": True}),
-    "impala": ("impala", {}),
-    "impala, normalised advantages": ("impala", {"normalise_advantages": True}),
-    "ppo": ("ppo", {"epochs": 1, "minibatch_size": 1000}),
-    "ppo, three passes": ("ppo", {"epochs": 3, "minibatch_size": 1000, "target_kl": 0.05}),
-}
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("lstm", [0, 8], ids=["feed-forward", "lstm"])
-@pytest.mark.parametrize("case", ON_POLICY)
+@pytest.mark.parametrize(
+    ("name", "size", "lstm", "changes"),
+    [
+        ("a2c", 2, 0, {}),
+        ("a2c", 2, 0, {"normalise_advantages": True}),
+        ("impala", 2, 8, {}),
+        ("impala", 4, 0, {"normalise_advantages": True}),
+        ("ppo", 2, 0, {"epochs": 1, "minibatch_size": 1000}),
+        ("ppo", 4, 8, {"epochs": 1, "minibatch_size": 1000}),
+        ("ppo", 2, 8, {"epochs": 3, "minibatch_size": 1000, "target_kl": 0.05}),
+    ],
+)
 def test_ranks_equal_one_rank_with_the_whole_batch(
-    case: str, lstm: int, size: int, tmp_path: Path
+    name: str, size: int, lstm: int, changes: dict[str, object], tmp_path: Path
 ) -> None:
-    name, changes = ON_POLICY[case]
     env = on_policy.spec(mask=True)
     settings = on_policy.config(name, lstm=lstm, normalise=True, **changes)
     policy, alone = on_policy.pair(settings, env)
@@ -144,8 +142,7 @@ def test_the_last_rank_makes_an_update_not_finite_for_all(tmp_path: Path) -> Non
     assert [True, True] == [results[BROKEN - 1].finite for _, results in found]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", ["ppo", "impala"])
+@pytest.mark.parametrize(("name", "threads"), [("ppo", 2), ("impala", 1)])
 def test_ranks_train_on_images_in_parts(name: str, threads: int, tmp_path: Path) -> None:
     changes = {"ppo": {"epochs": 2, "minibatch_size": 1000}, "impala": {}}[name]
     env = on_policy.spec(on_policy.DISCRETE, on_policy.IMAGE)
@@ -182,8 +179,7 @@ def test_several_minibatches_take_the_same_steps_on_all_ranks(tmp_path: Path) ->
     assert first.flat().tobytes() == second.flat().tobytes()
 
 
-@pytest.mark.parametrize("normalise", [False, True])
-@off_policy.q_learning
+@pytest.mark.parametrize(("name", "normalise"), [("dqn", True), ("dqn", False), ("r2d2", True)])
 def test_ranks_of_q_learning_equal_one_rank_with_the_whole_draw(
     name: str, normalise: bool, tmp_path: Path
 ) -> None:
@@ -288,6 +284,59 @@ def test_the_loss_of_a_rank_is_an_error_of_the_others(tmp_path: Path) -> None:
         return "noticed"
 
     assert ["noticed", "left"] == together(tmp_path, 2, work)
+
+
+class PretendedNccl:
+    """NCCL's interface over gloo, which exchanges data of a CPU."""
+
+    made: ClassVar[list[PretendedNccl]] = []
+
+    class Options:
+        _timeout = timedelta(0)
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        self.options, self.used = options, 0
+        self._group = grouped._gloo(store, rank, size)
+        self.made.append(self)
+
+    def allreduce(self, tensors: list[Tensor]) -> Any:
+        self.used += 1
+        return self._group.allreduce(tensors)
+
+    def allgather(self, found: list[list[Tensor]], own: list[Tensor]) -> Any:
+        self.used += 1
+        return self._group.allgather(found, own)
+
+
+def test_ranks_on_gpus_exchange_data_by_nccl_and_messages_by_gloo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped.dist, "ProcessGroupNCCL", PretendedNccl, raising=False)
+    monkeypatch.setattr(PretendedNccl, "made", [])
+    env, settings = on_policy.spec(), on_policy.config("impala", normalise=True)
+    policy, alone = on_policy.pair(settings, env)
+    batches = [on_policy.rollout(policy, env, seed=seed) for seed in range(3)]
+    learners = [on_policy.ALGORITHMS["impala"].make_learner(settings, env, CPU) for _ in range(2)]
+
+    def work(rank: int) -> Any:
+        gpu = torch.device("cuda", rank)
+        ranks = grouped.join(tmp_path / "ranks", rank=rank, size=2, device=gpu)
+        ranks.copy_state(learners[rank])
+        assert [0] * len(PretendedNccl.made) == [group.used for group in PretendedNccl.made]
+        ranks.wait_for_all()
+        learners[rank].join(ranks)
+        for arrays in batches:
+            learners[rank].step(LearnerBatch(part(arrays, ranks)))
+        return learners[rank]
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(work, range(2)))
+    for arrays in batches:
+        alone.step(LearnerBatch(arrays))
+    for learner in found:
+        equal(learner, alone)
+    assert [grouped.FOREVER] * 2 == [group.options._timeout for group in PretendedNccl.made]
+    assert all(group.used for group in PretendedNccl.made)
 
 
 def test_built_in_learners_declare_what_they_can_do() -> None:
