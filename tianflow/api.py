@@ -222,7 +222,7 @@ def load_policy(
     checkpoint: str | Path, *, runs_dir: str | Path = RUNS, trust: bool | Collection[str] = False
 ) -> LoadedPolicy:
     """The policy of a checkpoint (a run's name or directory, or a checkpoint's): ``action, state =
-    policy.act(obs)``.
+    policy.act(obs)``. ``"RUN@best"`` is the best checkpoint of a run, ``"RUN"`` the newest.
 
     Nothing is imported that the checkpoint names, except plug-ins that are installed. ``trust`` is
     True for a checkpoint whose modules may run, or the modules that may.

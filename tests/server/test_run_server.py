@@ -317,7 +317,7 @@ async def test_an_action_after_the_end_is_409(client: Client, run: FakeRun) -> N
         ("learner", {"learning_rate", "entropy_cost", "batch_trajectories", "slowdown"}),
         ("actors", {"count"}),
         ("weights", {"publish_interval_updates", "divergence_nats", "divergence_states"}),
-        ("evaluation", {"every_s", "episodes"}),
+        ("evaluation", {"every_s", "every_steps", "episodes"}),
     ],
 )
 async def test_a_resource_shows_its_live_settings(

@@ -396,6 +396,8 @@ class FakeRun:
                 "env_steps": 6400,
                 "bytes": 81920,
                 "created": "2024-05-01T12:00:00+00:00",
+                "best": True,
+                "regular": False,
             },
         )
 

@@ -228,6 +228,11 @@ def _return(run: RunDocument) -> str:
             f"   evaluated {number(run.evaluation.get('mean_return'))} at version "
             f"{number(run.evaluation.get('version'))}"
         )
+    for name, found in run.further_evaluations.items():
+        text += f"   {name} {number(found.get('mean_return'))}"
+    if run.checkpoint.best is not None:
+        best = run.checkpoint.best
+        text += f"   best {number(best.mean_return)} at version {number(best.version)}"
     return text
 
 
@@ -373,14 +378,21 @@ def _steps(summary: Mapping[str, Any]) -> str:
     )
 
 
+def _evaluation(found: Mapping[str, Any]) -> str:
+    return (
+        f"mean return {number(found.get('mean_return'))} over {number(found.get('episodes'))} "
+        f"episodes, version {number(found.get('version'))}"
+    )
+
+
 def _verdict(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     if evaluation := summary.get("evaluation"):
-        episodes, version = number(evaluation.get("episodes")), number(evaluation.get("version"))
-        lines.append(
-            f"  evaluation: mean return {number(evaluation.get('mean_return'))} over {episodes} "
-            f"episodes, version {version}"
-        )
+        lines.append(f"  evaluation: {_evaluation(evaluation)}")
+    for name, evaluation in (summary.get("further_evaluations") or {}).items():
+        lines.append(f"  evaluation {name}: {_evaluation(evaluation)}")
+    if best := summary.get("best"):
+        lines.append(f"  best: {_evaluation(best)}")
     target = summary.get("target_return")
     if target is not None:
         after = summary.get("time_to_target_s")

@@ -29,7 +29,7 @@ from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 from tianflow.rundir.parameters import Fit, lines
 
 PATH = "run.init_from"
-ACCEPTED = "a run in the directory of runs, or the directory of a run or checkpoint"
+ACCEPTED = "a run in the directory of runs, or the directory of a run or checkpoint; RUN@best"
 MOST_DIFFERENCES = 10
 """Number of different settings that are listed."""
 LONGEST = 60

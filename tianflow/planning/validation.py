@@ -11,6 +11,7 @@ from typing import Any
 
 from tianflow import plugins
 from tianflow.config import rules as config_rules
+from tianflow.config.evaluations import all_evaluations
 from tianflow.config.model import Config
 from tianflow.config.networks import PREVIOUS_ACTION
 from tianflow.config.portable import unportable_settings
@@ -18,6 +19,7 @@ from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 from tianflow.planning import probe
+from tianflow.planning.resuming import difference
 
 log = logger("validation")
 
@@ -56,7 +58,11 @@ def validate_here(config: Config) -> Validation:
     if not problems:
         try:
             spec = _probe(config)
-            problems += _check_against(config, spec) or _check_own_network(config, spec)
+            problems += (
+                _check_against(config, spec)
+                or _check_own_network(config, spec)
+                or _check_evaluations(config, spec)
+            )
         except ConfigError as error:
             problems += error.problems
     advice = [*config_rules.advice(config), *_clipped_rewards(spec)]
@@ -119,6 +125,36 @@ def _check_own_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
         message = f"cannot be made for {spec.id}: {type(error).__name__}: {error}"
         return [Problem("network.name", config.network.name, message)]
     return []
+
+
+def _check_evaluations(config: Config, spec: EnvironmentSpec) -> list[Problem]:
+    """Make each environment that an evaluation has of its own. Its spaces must be those of
+    training.
+    """
+    problems: list[Problem] = []
+    for planned in all_evaluations(config):
+        if planned.env == config.env:
+            continue
+        try:
+            made = _probe(config.model_copy(update={"env": planned.env}))
+        except ConfigError as error:
+            problems += [
+                Problem(
+                    f"{planned.path}.{found.path.removeprefix('env.')}",
+                    found.value,
+                    found.message,
+                    found.accepted,
+                    found.nearest,
+                )
+                for found in error.problems
+            ]
+            continue
+        if differing := difference(spec, made, old_name="training", new_name="the evaluation"):
+            path, value = planned.first_difference
+            accepted = "an environment with the spaces of training"
+            message = f"{differing}, so the policy cannot act there"
+            problems.append(Problem(path, value, message, accepted))
+    return problems
 
 
 def _probe(config: Config) -> EnvironmentSpec:

@@ -127,7 +127,9 @@ class HistoryRow(JsonDocument):
     generation: NonNegativeInt
     """Generation of the settings in force."""
     marks: Sequence[Mapping[str, Any]]
-    """Events of the span, each with ``t`` and ``kind``: evaluation, change or resumed."""
+    """Events of the span, each with ``t`` and ``kind``: evaluation, change or resumed. A further
+    evaluation has its ``name``.
+    """
     marks_left_out: NonNegativeInt
     """Number of marks that were dropped to bound the line."""
 
