@@ -14,6 +14,8 @@ import tianflow
 from tests.support.settings import cartpole
 from tianflow.api import FinishedRun
 from tianflow.cli.main import app
+from tianflow.coordinator.evaluation import EvaluationScheduler
+from tianflow.core.payloads import Evaluation
 from tianflow.errors import CheckpointError, ConfigError
 from tianflow.policy import evaluate
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
@@ -120,30 +122,42 @@ def test_python_loads_the_best_version_by_its_name(runs: Path) -> None:
     assert 5.0 == evaluate(policy, episodes=2)["mean_return"]
 
 
-def test_the_best_version_is_the_one_with_the_highest_return_not_the_newest(
-    tmp_path: Path,
+def test_a_deterministic_run_repeats_its_evaluations_and_its_best_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deterministic run evaluates at its barriers, so the same versions in each repetition."""
+    """It evaluates at its barriers, and at the end."""
     options: dict[str, Any] = {
-        "env": {"id": "tests.support.environments:WideEnv", "num_envs": 4},
+        "env": {"id": WIDE, "num_envs": 4},
         "balance": {"max_staleness": 0},
-        "evaluation": {"every_steps": 1, "deterministic": False, "episodes": 8},
+        "evaluation": {"every_steps": 64, "deterministic": False, "episodes": 8},
         "checkpoint": {"keep": 1},
         "algorithm": {"name": "ppo", "learning_rate": 0.05, "epochs": 4, "minibatch_size": 16},
-        "run": {"deterministic": True, "barrier_updates": 1, "max_updates": 12},
+        "run": {"deterministic": True, "barrier_updates": 2, "max_updates": 12},
     }
+    evaluations: list[Evaluation] = []
+    record = EvaluationScheduler._record
+
+    def noted(scheduler: EvaluationScheduler, evaluation: Evaluation) -> None:
+        evaluations.append(evaluation)
+        record(scheduler, evaluation)
+
+    monkeypatch.setattr(EvaluationScheduler, "_record", noted)
     found = []
     for name in ("A", "B"):
+        evaluations.clear()
         finished = run(tmp_path, name, **options)
-        rows = read_rows(finished.directory / NAME)
-        assert rows
+        versions = [played.version.number for played in evaluations]
+        assert len(versions) > 3
+        assert [0] * len(versions) == [version % 2 for version in versions]
         best = CheckpointStore(finished.directory / "checkpoints", keep=1).best()
         assert best is not None
-        assert finished.summary["best"]["version"] == best.version.number
-        assert (
-            finished.summary["best"]["mean_return"] >= finished.summary["evaluation"]["mean_return"]
+        highest = max(evaluations, key=lambda played: played.mean_return)
+        assert (highest.version, highest.mean_return) == (
+            best.version,
+            finished.summary["best"]["mean_return"],
         )
-        found.append((best.version, best.manifest["best"], best.read()["flat"].tobytes()))
+        returns = [played.returns for played in evaluations]
+        found.append((versions, returns, best.manifest["best"], best.read()["flat"].tobytes()))
     assert found[0] == found[1]
 
 

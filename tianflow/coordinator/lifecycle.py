@@ -293,9 +293,8 @@ class Shutdown:
             if lifecycle.end_state == "done" and exchange.ledger.version != NO_VERSION:
                 await self._while_the_learner_reports(self._target.evaluate_last(), EVALUATION)
                 for name in self._live.config.evaluation.further:
-                    if not lifecycle.hurried:
-                        work = self._target.evaluate_last_further(name)
-                        await self._while_the_learner_reports(work, EVALUATION)
+                    work = self._target.evaluate_last_further(name)
+                    await self._while_the_learner_reports(work, EVALUATION)
             # A wait of its own: an evaluation whose episodes never end must not cost the
             # checkpoint.
             await self._while_the_learner_reports(self._checkpoints.save(), "checkpoint")
