@@ -186,6 +186,7 @@ def _rows(run: RunDocument) -> list[tuple[str, Text]]:
     )
     rows = [
         ("return", Text(_curve(run.learning, "return") + _return(run))),
+        *([("evaluations", Text(text))] if (text := _evaluations(run)) else []),
         *([("loss", Text(_learning(run.learning)))] if run.learning.values else []),
         (
             "steps/s",
@@ -228,12 +229,19 @@ def _return(run: RunDocument) -> str:
             f"   evaluated {number(run.evaluation.get('mean_return'))} at version "
             f"{number(run.evaluation.get('version'))}"
         )
-    for name, found in run.further_evaluations.items():
-        text += f"   {name} {number(found.get('mean_return'))}"
-    if run.checkpoint.best is not None:
-        best = run.checkpoint.best
-        text += f"   best {number(best.mean_return)} at version {number(best.version)}"
     return text
+
+
+def _evaluations(run: RunDocument) -> str:
+    """The best version and further evaluations; "" without both."""
+    best = run.checkpoint.best
+    parts = [
+        f"{name} {number(found.get('mean_return'))} at version {number(found.get('version'))}"
+        for name, found in run.further_evaluations.items()
+    ]
+    if best is not None:
+        parts.insert(0, f"best {number(best.mean_return)} at version {number(best.version)}")
+    return "   ".join(parts)
 
 
 def _curve(learning: LearningState, name: Literal["return", "loss"]) -> str:
