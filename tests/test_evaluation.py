@@ -200,6 +200,23 @@ def test_a_resume_remembers_the_best_version(tmp_path: Path) -> None:
     assert ["v1-0000000004", "v2-0000000006"] == names
 
 
+def test_a_run_and_a_branch_continue_from_the_best_version(tmp_path: Path) -> None:
+    run(tmp_path)
+    run(tmp_path, resume="A", evaluation={"deterministic": False}, run={"max_updates": 6})
+    run(tmp_path, "B", resume="A", run={"max_updates": 8})
+    assert 6 == CheckpointStore.load(resolve("A@best", tmp_path)).version.number
+    branch = run(tmp_path, "C", resume="A@best", run={"max_updates": 7})
+    assert (7, 7) == (branch.summary["updates"], branch.summary["checkpoint"])
+    assert (
+        6
+        == CheckpointStore.load(
+            branch.directory / "checkpoints" / resolve("A@best", tmp_path).name
+        ).version.number
+    )
+    again = run(tmp_path, resume="A@best", run={"max_updates": 8})
+    assert 8 == again.summary["updates"]
+
+
 def test_a_run_without_the_setting_has_no_best_version(tmp_path: Path) -> None:
     assert run(tmp_path, checkpoint={"best": False}).summary["best"] is None
     with pytest.raises(CheckpointError, match="has no best checkpoint"):
