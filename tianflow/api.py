@@ -191,7 +191,9 @@ class LiveSection:
         """Put values in force: all of them, or none. The new generation. Raises ConfigError,
         StateConflictError.
         """
-        return self._run.change({self._section: values}, source="python")
+        changes = {self._section: values}
+        await asyncio.to_thread(validation.require_settable, self._run.config, changes)
+        return self._run.change(changes, source="python")
 
 
 class RunHandle:
@@ -204,6 +206,7 @@ class RunHandle:
         self.algorithm = LiveSection(self.control, "algorithm")
         self.learner = LiveSection(self.control, "learner")
         self.actors = LiveSection(self.control, "actors")
+        self.env = LiveSection(self.control, "env")
 
     @property
     def run(self) -> Run:

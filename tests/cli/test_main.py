@@ -685,6 +685,7 @@ def test_get_without_a_section_prints_all_as_they_are_set(
         for part in (
             "actors",
             "balance",
+            "env",
             "evaluation",
             "inference",
             "learner",

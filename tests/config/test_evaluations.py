@@ -10,10 +10,10 @@ from tests.support.settings import cartpole
 from tianflow.config.evaluations import (
     MAIN,
     all_evaluations,
-    comparable,
     evaluation_named,
     further_evaluations,
     main_evaluation,
+    meaning_of_returns,
 )
 from tianflow.config.imports import require_allowed, require_trusted
 from tianflow.config.loading import load_config, to_toml
@@ -163,11 +163,30 @@ def test_a_colon_in_the_id_of_an_evaluation_counts_in_every_form() -> None:
             require_allowed({"evaluation": evaluation}, ())
 
 
-def test_returns_are_comparable_while_environment_and_actions_are_the_same() -> None:
-    saved = config().model_dump(mode="json")
-    assert comparable(config(episodes=9, further={"large": {}}, every_s=3.0), saved)
-    assert comparable(config(env={"kwargs": {"length": 3}}), saved)
-    assert not comparable(config(env={"kwargs": {"length": 4}}), saved)
-    assert not comparable(config(deterministic=False), saved)
-    assert not comparable(config(), None)
-    assert not comparable(config(), {"env": 3})
+def test_returns_mean_the_same_while_environment_and_actions_are_the_same() -> None:
+    saved = meaning_of_returns(config().model_dump(mode="json"))
+    assert saved is not None
+    assert saved == meaning_of_returns(config())
+    assert saved == meaning_of_returns(config(episodes=9, further={"large": {}}, every_s=3.0))
+    assert saved == meaning_of_returns(config(env={"kwargs": {"length": 3}}))
+    for other in (
+        config(env={"kwargs": {"length": 4}}),
+        config(env={"set": {"length": 3}}),
+        config(deterministic=False),
+    ):
+        assert saved != meaning_of_returns(other)
+    assert [None, None] == [meaning_of_returns(None), meaning_of_returns({"env": 3})]
+
+
+def test_attributes_of_training_reach_an_evaluation_that_does_not_override_them() -> None:
+    env = {"id": LENGTH, "set": {"length": 4, "reward": 2.0}}
+    found = cartpole(
+        env=env,
+        evaluation={
+            "env": {"set": {"length": 8}},
+            "further": {"like": {}, "other": {"env": {"id": "CartPole-v1"}}},
+        },
+    )
+    assert [{"length": 8, "reward": 2.0}, {"length": 4, "reward": 2.0}, {}] == [
+        planned.env.set for planned in all_evaluations(found)
+    ]

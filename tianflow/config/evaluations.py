@@ -11,8 +11,10 @@ from tianflow.errors import ConfigError
 
 MAIN = "main"
 """Name of the evaluation that decides about the target and the best checkpoint."""
-PLAYED = ("id", "kwargs", "wrappers")
+PLAYED = ("id", "kwargs", "set", "wrappers")
 """Settings of an environment that decide what a return means."""
+TABLES = ("kwargs", "set")
+"""Settings of an environment that are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,10 @@ class PlannedEvaluation:
     def first_difference(self) -> tuple[str, object]:
         """Path and value of the first setting that differs from ``env``."""
         for name, value in self.differences.model_dump(exclude_defaults=True).items():
-            if name != "kwargs":
+            if name not in TABLES:
                 return f"{self.path}.{name}", value
             for key, inner in value.items():
-                return f"{self.path}.kwargs.{key}", inner
+                return f"{self.path}.{name}.{key}", inner
         return self.path, None
 
 
@@ -91,28 +93,23 @@ def evaluation_named(config: Config, name: str) -> PlannedEvaluation:
     return {evaluation.name: evaluation for evaluation in all_evaluations(config)}[name]
 
 
-def comparable(config: Config, saved: object) -> bool:
-    """True if returns of the main evaluation under the settings ``saved``, of a manifest, mean the
-    same as under ``config``.
+def meaning_of_returns(saved: object) -> Mapping[str, Any] | None:
+    """What decides about the returns of the main evaluation under the settings ``saved``, a
+    `Config` or the settings in a manifest. None if they cannot be read.
     """
     try:
-        before = main_evaluation(Config.model_validate(saved))
+        planned = main_evaluation(Config.model_validate(saved))
     except (ConfigError, ValueError):  # of another version, or damaged
-        return False
-    now = main_evaluation(config)
-    return _played(before) == _played(now)
-
-
-def _played(evaluation: PlannedEvaluation) -> Mapping[str, Any]:
-    found = evaluation.env.model_dump(mode="json", include=set(PLAYED))
-    return {**found, "deterministic": evaluation.deterministic}
+        return None
+    found = planned.env.model_dump(mode="json", include=set(PLAYED))
+    return {**found, "deterministic": planned.deterministic}
 
 
 def _environment(env: EnvSettings, differences: EvaluationEnvSettings) -> EnvSettings:
-    """``env`` with the ``differences``. Keyword arguments belong to an id: another one does not
-    inherit them.
+    """``env`` with the ``differences``. Keyword arguments and attributes belong to an id: another
+    one does not inherit them.
     """
     update = differences.model_dump(exclude_none=True)
-    inherited = {} if differences.id not in (None, env.id) else env.kwargs
-    update["kwargs"] = {**inherited, **differences.kwargs}
+    if differences.id in (None, env.id):
+        update |= {name: {**getattr(env, name), **update[name]} for name in TABLES}
     return env.model_copy(update=update)

@@ -46,7 +46,7 @@ SINK_PLACES: Mapping[str, frozenset[str]] = {
 """Arguments of shipped sinks that name a directory or a server."""
 PLACE = re.compile(r"/|^\s*[~.]|^\s*[A-Za-z][\w+.-]*:")
 """A path or URI in an argument of a sink."""
-FREE = ("env.kwargs", "network.kwargs", "balance.parameters")
+FREE = ("env.kwargs", "env.set", "network.kwargs", "balance.parameters")
 """Settings whose values have any form."""
 OUTSIDE = re.compile(r"^\s*(/|~|file:)|(^|/)\.\.(/|$)", re.IGNORECASE)
 """An absolute path, one of a home directory, a file URI, or one with ``..``."""

@@ -111,6 +111,11 @@ class EnvSettings(Section):
     """
     kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
+    set: dict[str, Any] = {}
+    """Attributes of the environment or of its wrappers, set at the beginning of an episode. A
+    change takes effect at the next reset of each environment. Without an entry, an attribute has
+    the value of the constructor. Only for single environments.
+    """
     wrappers: tuple[str, ...] = ()
     """Wrappers, innermost first: module:attribute of functions from environment to environment."""
     step_timeout_s: PositiveFloat = 60.0
@@ -420,6 +425,8 @@ class EvaluationEnvSettings(_Differences):
     """Environment; None: that of ``env``."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments, merged over ``env.kwargs``. With another ``id`` they replace those."""
+    set: dict[str, Any] = {}
+    """Attributes, merged over ``env.set`` in the same way."""
     wrappers: tuple[str, ...] | None = None
     """Wrappers; None: those of ``env``."""
     vectorization: Vectorization | None = None
@@ -575,6 +582,7 @@ class Config(Section):
 
 
 LIVE: dict[str, tuple[str, ...]] = {
+    "env": ("set",),
     "balance": (
         "max_staleness",
         "credits",

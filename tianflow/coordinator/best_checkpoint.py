@@ -50,7 +50,7 @@ class BestCheckpoint:
         store: of the run's checkpoints.
         disk: executor of what blocks on the disk; one thread.
         manifest: makes the manifest beside a saved state.
-        comparable: whether returns under the settings in a manifest mean the same as now.
+        meaning: what decides about returns, under the settings in a manifest, or in force (None).
         changed: called when a checkpoint was written or marked.
     """
 
@@ -61,24 +61,27 @@ class BestCheckpoint:
         store: CheckpointStore,
         disk: Executor,
         manifest: Callable[[SavedState], Mapping[str, object]],
-        comparable: Callable[[object], bool],
+        meaning: Callable[[object | None], object],
         changed: Callable[[], Awaitable[None]],
     ) -> None:
         self.wanted = wanted
         self._store, self._disk, self._manifest = store, disk, manifest
-        self._comparable, self._changed = comparable, changed
+        self._meaning, self._changed = meaning, changed
+        self._compared: object = None
+        """What decided about the return of `record`."""
         self.record: BestEvaluation | None = None
         """The best version with a checkpoint on disk; None before the first."""
         self._pending: BestEvaluation | None = None
         """The best version so far, whose checkpoint is still to be written."""
 
     async def open(self) -> None:
-        """Read which version was the best one before a resume. Under other settings of the
-        evaluation, its return means something else, and the next evaluation is the first.
-        """
+        """Read which version was the best one before a resume."""
         best = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.best)
-        if best is not None and self._comparable(best.manifest.get("config")):
-            found = best.manifest["best"]
+        if best is not None:
+            found, self._compared = (
+                best.manifest["best"],
+                self._meaning(best.manifest.get("config")),
+            )
             self.record = BestEvaluation(best.version, found["mean_return"], found["episodes"])
 
     def entries(self, version: Version) -> dict[str, object]:
@@ -92,6 +95,7 @@ class BestCheckpoint:
         """A regular checkpoint of ``version`` is on disk."""
         if self._pending is not None and self._pending.version == version:
             self.record, self._pending = self._pending, None
+            self._compared = self._meaning(None)
 
     @contextlib.asynccontextmanager
     async def candidate(self, *, write: bool) -> AsyncIterator[Candidate]:
@@ -113,15 +117,21 @@ class BestCheckpoint:
                 self._disk.submit(self._store.discard, staged)
 
     async def consider(self, evaluation: Evaluation, candidate: Candidate) -> None:
-        """Make the version of ``evaluation`` the best one if its mean return is the highest."""
-        if not self.wanted or (
-            self.record is not None and evaluation.mean_return <= self.record.mean_return
-        ):
+        """Make the version of ``evaluation`` the best one if its mean return is the highest. Under
+        other settings of the evaluation, earlier returns mean something else and do not count.
+        """
+        meaning = self._meaning(None)
+        exceeded = (
+            self.record is None
+            or meaning != self._compared
+            or evaluation.mean_return > self.record.mean_return
+        )
+        if not self.wanted or not exceeded:
             return
         record = BestEvaluation(evaluation.version, evaluation.mean_return, len(evaluation.returns))
         try:
             if await self._save(record, candidate):
-                self.record, self._pending = record, None
+                self.record, self._pending, self._compared = record, None, meaning
                 await self._changed()
             else:
                 self._pending = record

@@ -64,7 +64,7 @@ class CheckpointManager:
         save_replay: writes the contents of replay into a directory, and returns the files by name;
             None: replay is not saved.
         best: the version with the best evaluation is saved, too.
-        comparable: see `BestCheckpoint`.
+        meaning: see `BestCheckpoint`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CheckpointManager:
         manifest: Callable[[SavedState], Mapping[str, object]],
         save_replay: Callable[[Path], Awaitable[Mapping[str, StateFile]]] | None = None,
         best: bool = False,
-        comparable: Callable[[object], bool] = lambda _: True,
+        meaning: Callable[[object | None], object] = lambda _: None,
     ) -> None:
         self._store = CheckpointStore(directory / "checkpoints", keep=keep)
         self._disk, self._resumed, self._learner, self._manifest = disk, resumed, learner, manifest
@@ -95,7 +95,7 @@ class CheckpointManager:
             store=self._store,
             disk=disk,
             manifest=manifest,
-            comparable=comparable,
+            meaning=meaning,
             changed=self._list,
         )
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tianflow.channels.broadcast import Broadcast
-from tianflow.config.evaluations import comparable
+from tianflow.config.evaluations import meaning_of_returns
 from tianflow.config.schedules import Elapsed, value_at
 from tianflow.coordinator.balancer import Balancer
 from tianflow.coordinator.checkpointing import CheckpointManager, ResumePoint
@@ -112,7 +112,7 @@ class Run:
             manifest=lambda saved: self.snapshot.manifest(saved),  # noqa: PLW0108 - made below
             save_replay=replay.save if replay and config.checkpoint.replay else None,
             best=config.checkpoint.best,
-            comparable=lambda saved: comparable(live.config, saved),
+            meaning=lambda saved: meaning_of_returns(live.config if saved is None else saved),
         )
         self.evaluation = EvaluationScheduler(
             ports=lambda: (self.inbox.learner, self.inbox.evaluator),

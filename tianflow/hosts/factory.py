@@ -239,6 +239,7 @@ class Builder:
             actor_index=component.index,
             incarnation=incarnation.number,
             actors=lambda: self._config.actors.count,
+            attributes=lambda: self._config.env.set,
             progress=progress,
             requests=self._requests(),
         )

@@ -35,7 +35,7 @@ MOST_DIFFERENCES = 10
 LONGEST = 60
 """Characters of a value that are shown."""
 COMPARED = {
-    "env": ("id", "kwargs", "wrappers", "normalisation"),
+    "env": ("id", "kwargs", "set", "wrappers", "normalisation"),
     "network": None,
     "algorithm": None,
 }
