@@ -138,7 +138,7 @@ def overview() -> Json:
                 (now("episode_return_mean"), "{{run}} mean"),
                 (now("episode_return_min"), "{{run}} min"),
                 (now("episode_return_max"), "{{run}} max"),
-                (now("evaluation_return_mean"), "{{run}} evaluation"),
+                (now("evaluation_return_mean"), "{{run}} evaluation {{evaluation}}"),
                 (now("target_return"), "{{run}} target"),
             ),
             *learning_panels(),

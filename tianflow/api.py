@@ -191,7 +191,9 @@ class LiveSection:
         """Put values in force: all of them, or none. The new generation. Raises ConfigError,
         StateConflictError.
         """
-        return self._run.change({self._section: values}, source="python")
+        changes = {self._section: values}
+        await asyncio.to_thread(validation.require_settable, self._run.config, changes)
+        return self._run.change(changes, source="python")
 
 
 class RunHandle:
@@ -204,6 +206,7 @@ class RunHandle:
         self.algorithm = LiveSection(self.control, "algorithm")
         self.learner = LiveSection(self.control, "learner")
         self.actors = LiveSection(self.control, "actors")
+        self.env = LiveSection(self.control, "env")
 
     @property
     def run(self) -> Run:
@@ -222,7 +225,7 @@ def load_policy(
     checkpoint: str | Path, *, runs_dir: str | Path = RUNS, trust: bool | Collection[str] = False
 ) -> LoadedPolicy:
     """The policy of a checkpoint (a run's name or directory, or a checkpoint's): ``action, state =
-    policy.act(obs)``.
+    policy.act(obs)``. ``"RUN@best"`` is the best checkpoint of a run, ``"RUN"`` the newest.
 
     Nothing is imported that the checkpoint names, except plug-ins that are installed. ``trust`` is
     True for a checkpoint whose modules may run, or the modules that may.

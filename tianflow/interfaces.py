@@ -776,8 +776,13 @@ class LearnerPort(Protocol):
 class EvaluatorPort(Protocol):
     """The coordinator's way to the evaluator. BrokenChannelError once its host is gone."""
 
-    async def evaluate(self, at_least: Version) -> Evaluation:
-        """Evaluate the newest version, which is ``at_least`` this one."""
+    async def load(self, at_least: Version) -> Version:
+        """Load the newest version, which is ``at_least`` this one."""
+
+    async def evaluate(self, at_least: Version, name: str) -> Evaluation:
+        """Play the evaluation ``name`` with the version that was loaded last. A new process has
+        none, and loads the newest one, which is ``at_least`` this one.
+        """
 
 
 class HostHandle(Protocol):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tianflow import plugins
 from tianflow.components.evaluator import play
+from tianflow.config.evaluations import main_evaluation
 from tianflow.config.imports import require_trusted
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
@@ -84,7 +85,7 @@ class LoadedPolicy:
         Args:
             overrides: settings of the environment by dotted path, such as ``{"env.kwargs.size":
                 8}``. The environment is made once. Modules that an override names are imported.
-            seed: of environments and sampled actions, 0..2^32-1; None: that of the run.
+            seed: of environments and sampled actions, 0..2^32-1; None: that of evaluations.
             sampled: sampled actions instead of the most probable ones.
 
         Raises:
@@ -100,7 +101,7 @@ class LoadedPolicy:
             raise ConfigError(problems)
         document = json.loads(self.config.model_dump_json())
         if seed is not None:
-            document["run"]["seed"] = seed
+            document["evaluation"]["seed"] = seed
         document["evaluation"]["deterministic"] &= not sampled
         changed = copy.copy(self)
         changed.config = load_config(document, given)
@@ -195,6 +196,7 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
     """
     policy.require_environment()
     settings = policy.config.evaluation
+    seed = main_evaluation(policy.config).seed
     count = min(settings.num_envs, episodes)
     played = with_environment(
         lambda: make(policy.config.env, count, previous_step=policy.config.previous_step),
@@ -203,7 +205,7 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
             environment,
             policy.spec,
             episodes=episodes,
-            seed=environment_seed(policy.config.run.seed, 0, count, stream=1),
+            seed=environment_seed(seed, 0, count, stream=1),
             deterministic=settings.deterministic,
             should_stop=lambda: False,
         ),
@@ -216,6 +218,6 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
         "min_return": min(returns),
         "max_return": max(returns),
         "mean_length": float(np.mean([episode.length for episode in played])),
-        "seed": policy.config.run.seed,
+        "seed": seed,
         "sampled": not settings.deterministic,
     }

@@ -36,7 +36,7 @@ def test_a_name_that_is_like_none_gets_no_suggestion_and_settings_are_said_to_be
     assert 2 == done.exit_code
     assert "did you mean" not in done.output
     assert "td3, or a setting of one of them, such as run.seed or seed\n" in done.output
-    assert find("run.seed") == find("seed")
+    assert find("run.barrier_updates") == find("barrier_updates")
 
 
 def test_sections_and_configs_are_listed() -> None:

@@ -685,6 +685,7 @@ def test_get_without_a_section_prints_all_as_they_are_set(
         for part in (
             "actors",
             "balance",
+            "env",
             "evaluation",
             "inference",
             "learner",
@@ -824,6 +825,7 @@ def test_status_shows_every_run_in_a_line(running: Running) -> None:
         "updates",
         "steps/s",
         "return",
+        "best",
         "loss",
         "staleness",
         "bound",
@@ -837,6 +839,7 @@ def test_status_shows_every_run_in_a_line(running: Running) -> None:
         "60",
         "24284",
         "471.2",
+        "-",
         "-",
         "0.98",
         "1",

@@ -29,7 +29,7 @@ from tianflow.core.formatting import duration, number, sparkline
 from tianflow.core.jsonable import json_ready
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Settlement, Version
-from tianflow.core.statistics import ComponentStatistics, TimeShares
+from tianflow.core.statistics import BestVersion, ComponentStatistics, TimeShares
 from tianflow.ledger.ledger import Ledger
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import RunDocument, describe, time_left
@@ -64,7 +64,11 @@ def test_the_screen_tells_the_whole_story(run: FakeRun) -> None:
     rates.sample()
     run.train(10)
     run.evaluation = {"mean_return": 12.5, "version": 9.0, "episodes": 100.0}
+    run.further_evaluations = {"large": {"mean_return": 7.5, "version": 9.0, "episodes": 5.0}}
+    best = BestVersion(version=8, mean_return=13.5, episodes=100)
+    run.checkpoint = replace(run.checkpoint, best=best)
     text = shown(run, rates=rates)
+    assert "best 13.5 at version 8   large 7.5 at version 9" in row(text, "evaluations")
     assert "fake  CartPole-v1 ppo  running  1:55" in text
     assert "8 mean  1 to 15 over 15 episodes   target 475   evaluated 12.5 at version 9" in row(
         text, "return"
@@ -360,6 +364,8 @@ SUMMARY = {
     "target_return": 475.0,
     "target_reached": True,
     "evaluation": {"mean_return": 498.25, "episodes": 100, "version": 321},
+    "further_evaluations": {"large": {"mean_return": 98.5, "episodes": 10, "version": 321}},
+    "best": {"mean_return": 499.0, "episodes": 100, "version": 300},
     "time_to_target_s": 65.0,
     "training_s": 80.0,
     "env_steps": 123456,
@@ -378,6 +384,8 @@ def test_the_summary_is_short_and_complete() -> None:
     for part in (
         "cartpole-1: done (the target is reached)",
         "evaluation: mean return 498.2 over 100 episodes, version 321",
+        "evaluation large: mean return 98.5 over 10 episodes, version 321",
+        "best: mean return 499 over 100 episodes, version 300",
         "target 475: reached after 1:05",
         (
             "123,456 steps in 1:20 (1,543/s), 321 updates, 456 episodes, mean return of the last ones "

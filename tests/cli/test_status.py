@@ -156,11 +156,15 @@ def left(tmp_path: Path, name: str, **others: Any) -> None:
 
 
 def test_what_has_ended_is_shown_with_what_it_reached(services: Services, tmp_path: Path) -> None:
+    best = {"version": 4, "mean_return": 11.5, "episodes": 8}
     left(tmp_path, "old")
-    services.runs = [{"id": "old", **ENDED}, {"id": "gone", **ENDED}]
-    header, old, gone = run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()
-    assert ["old", "done", "640", "5", "-", "9.5", "-", "0.5", "1", "-", "-"] == old.split()
-    assert ["gone", "done", *9 * "-"] == gone.split()
+    left(tmp_path, "new", best=best)
+    services.runs = [{"id": name, **ENDED} for name in ("old", "new", "gone")]
+    header, old, new, gone = run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()
+    numbers = ["640", "5", "-", "9.5"]
+    assert ["old", "done", *numbers, "-", "-", "0.5", "1", "-", "-"] == old.split()
+    assert ["new", "done", *numbers, "11.5", "-", "0.5", "1", "-", "-"] == new.split()
+    assert ["gone", "done", *10 * "-"] == gone.split()
     assert header.split()[0] == "run"
 
 

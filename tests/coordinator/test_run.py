@@ -17,8 +17,9 @@ import pytest
 from tests.support.refusing import full_disk
 from tests.support.settings import cartpole
 from tests.support.worlds import turns
+from tianflow.config.evaluations import MAIN
 from tianflow.config.loading import load_config, read_revision, write_config
-from tianflow.config.model import Config
+from tianflow.config.model import Config, FurtherEvaluationSettings
 from tianflow.config.rules import make_controllers
 from tianflow.coordinator import Run
 from tianflow.coordinator import supervisor as supervising
@@ -111,11 +112,12 @@ class FakeLearner:
     async def save(self, staged: Path) -> SavedState:
         self.saves += 1
         self.held.append(self.is_held())
+        version = self.version
         await self.answers.wait()
         if self.error is not None:
             raise self.error
         state = await asyncio.to_thread(write_state, staged, {"w": np.zeros(2)})
-        return SavedState(self.version, 7, state)
+        return SavedState(version, 7, state)
 
     async def rest(self) -> Version:
         await self.answers.wait()
@@ -123,7 +125,9 @@ class FakeLearner:
 
 
 class FakeEvaluator:
-    """The port to an evaluator."""
+    """The port to an evaluator. ``asked``: versions of main evaluations; ``further``: names and
+    versions of the others.
+    """
 
     def __init__(self) -> None:
         self.returns = (10.0, 20.0)
@@ -131,13 +135,23 @@ class FakeEvaluator:
         self.answers = asyncio.Event()
         self.answers.set()
         self.asked: list[Version] = []
+        self.further: list[tuple[str, Version]] = []
+        self.newer = 0
+        """By how many updates the version that is played is newer than the one asked for."""
 
-    async def evaluate(self, at_least: Version) -> Evaluation:
-        self.asked.append(at_least)
+    async def load(self, at_least: Version) -> Version:
+        return at_least
+
+    async def evaluate(self, at_least: Version, name: str) -> Evaluation:
+        if name == MAIN:
+            self.asked.append(at_least)
+        else:
+            self.further.append((name, at_least))
         await self.answers.wait()
         if self.error is not None:
             raise self.error
-        return Evaluation(at_least, self.returns, (1,) * len(self.returns))
+        version = Version(at_least.lineage, at_least.number + self.newer)
+        return Evaluation(version, self.returns, (1,) * len(self.returns), name)
 
 
 class World:
@@ -723,6 +737,254 @@ async def test_a_target_that_only_training_reaches_ends_nothing(tmp_path: Path) 
         world.run.inbox.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
         await until(lambda: world.evaluator.asked and not world.run.evaluation.busy)
         assert ("running", False) == (world.run.control.state, world.run.target.reached)
+
+
+# The best version, and further evaluations
+# --------------------------------------------------------------------------------------------------
+
+FURTHER: dict[str, Any] = {"further": {"large": FurtherEvaluationSettings(episodes=2)}}
+
+
+def best_names(world: World) -> list[str]:
+    return [str(entry["name"]) for entry in world.run.control.checkpoints() if entry["best"]]
+
+
+async def test_the_version_that_was_evaluated_is_saved_although_the_learner_trains_on(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.learner.version = Version(1, 30)
+        world.evaluator.answers.clear()
+        evaluating = asyncio.create_task(world.run.evaluation.evaluate())
+        await until(lambda: world.evaluator.asked)
+        assert ([True], False) == (world.learner.held, world.run.settings.value.hold_learner)
+        world.learner.version = Version(1, 35)
+        world.evaluator.answers.set()
+        await soon(evaluating)
+        assert ["v1-0000000030"] == world.checkpoints == best_names(world)
+        best = world.run.control.statistics().checkpoint.best
+        assert best is not None
+        assert (30, 15.0, 2) == (best.version, best.mean_return, best.episodes)
+
+
+async def test_a_state_of_another_version_than_the_evaluated_one_is_not_saved(
+    tmp_path: Path,
+) -> None:
+    """As where the evaluator was restarted meanwhile, and has loaded a newer version."""
+    world = World(tmp_path)
+    async with going(world):
+        world.evaluator.newer = 1
+        await soon(world.run.evaluation.evaluate())
+        assert (1, [], None) == (
+            world.learner.saves,
+            world.checkpoints,
+            world.run.control.statistics().checkpoint.best,
+        )
+        world.learner.version = Version(1, 1)
+        assert await soon(world.run.checkpoints.save())
+        assert ["v1-0000000001"] == best_names(world), "the evaluated version, which is saved now"
+
+
+async def test_an_evaluation_that_hangs_leaves_nothing_staged_and_the_learner_trains(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, config(evaluation={"timeout_s": 0.05}))
+    async with going(world):
+        world.evaluator.answers.clear()
+        assert not await soon(world.run.evaluation.evaluate())
+        assert (1, False) == (world.learner.saves, world.run.settings.value.hold_learner)
+        assert await soon(world.run.checkpoints.save())  # on the disk's thread, after all before
+        staged = await asyncio.to_thread(lambda: list((tmp_path / "checkpoints").glob(".tmp-*")))
+        assert [] == staged
+        assert [] == best_names(world)
+
+
+async def test_only_a_better_evaluation_replaces_the_best_version(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        for number, returns in ((10, (5.0,)), (20, (9.0,)), (30, (9.0,)), (40, (7.0,))):
+            world.learner.version, world.evaluator.returns = Version(1, number), returns
+            await soon(world.run.evaluation.evaluate())
+        assert ["v1-0000000020"] == world.checkpoints == best_names(world)
+        assert 40 == world.run.evaluation.newest["version"]
+    staged = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert ["v1-0000000020"] == staged, "what was not the best one is gone"
+
+
+async def test_the_best_version_survives_a_resume_and_retention(tmp_path: Path) -> None:
+    settings = config(checkpoint={"keep": 1})
+    world = World(tmp_path, settings)
+    async with going(world):
+        world.learner.version = Version(1, 20)
+        await soon(world.run.evaluation.evaluate())
+        world.learner.version = Version(1, 25)
+        assert await soon(world.run.checkpoints.save())
+    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+    resumed = await asyncio.to_thread(store.newest)
+    assert resumed is not None
+    assert Version(1, 25) == resumed.version
+    again = World(tmp_path, settings, resumed=resumed)
+    async with going(again):
+        best = again.run.control.statistics().checkpoint.best
+        assert best is not None
+        assert (20, 15.0) == (best.version, best.mean_return)
+        again.learner.version, again.evaluator.returns = Version(2, 30), (14.0,)
+        await soon(again.run.evaluation.evaluate())
+        for number in (31, 32):
+            again.learner.version = Version(2, number)
+            assert await soon(again.run.checkpoints.save())
+        assert ["v2-0000000032", "v1-0000000020"] == again.checkpoints
+        assert ["v1-0000000020"] == best_names(again)
+
+
+async def test_after_a_resume_with_another_evaluation_its_first_result_is_the_best(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.learner.version = Version(1, 20)
+        await soon(world.run.evaluation.evaluate())
+        assert await soon(world.run.checkpoints.save())
+    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+    resumed = await asyncio.to_thread(store.newest)
+    again = World(tmp_path, config(evaluation={"deterministic": False}), resumed=resumed)
+    async with going(again):
+        assert ["v1-0000000020"] == best_names(again), "until then"
+        again.learner.version, again.evaluator.returns = Version(2, 30), (1.0,)
+        await soon(again.run.evaluation.evaluate())
+        assert ["v2-0000000030"] == best_names(again)
+
+
+async def test_the_last_version_of_a_run_is_written_once_also_if_it_is_the_best(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, config(run={"max_env_steps": 16}))
+    async with going(world) as task:
+        world.commit()
+        await soon(task)
+    assert (1, ["v1-0000000000"]) == (world.learner.saves, best_names(world))
+    (entry,) = world.run.control.checkpoints()
+    assert entry["regular"]
+    assert {"version": 0, "mean_return": 15.0, "episodes": 2} == world.run.snapshot.summary()[
+        "best"
+    ]
+
+
+async def test_a_regular_checkpoint_of_the_best_version_is_still_the_best_one(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.learner.version = Version(1, 30)
+        await soon(world.run.evaluation.evaluate())
+        assert await soon(world.run.checkpoints.save())
+        (entry,) = world.run.control.checkpoints()
+        assert (True, True) == (entry["best"], entry["regular"])
+
+
+async def test_without_the_setting_no_version_is_saved_for_its_evaluation(tmp_path: Path) -> None:
+    world = World(tmp_path, config(checkpoint={"best": False}))
+    async with going(world):
+        await soon(world.run.evaluation.evaluate())
+        assert ([], 0) == (world.checkpoints, world.learner.saves)
+        assert await soon(world.run.checkpoints.save())
+        assert [] == best_names(world)
+
+
+async def test_a_full_disk_costs_the_best_checkpoint_and_not_the_evaluation(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.learner.error = CheckpointError("No space left on device")
+        await soon(world.run.evaluation.evaluate(hold=True))
+        assert (15.0, []) == (world.run.evaluation.newest["mean_return"], world.checkpoints)
+        assert not world.run.settings.value.hold_learner
+        world.learner.error = None
+        world.evaluator.returns = (1.0,)
+        world.learner.version = Version(1, 9)
+        await soon(world.run.evaluation.evaluate())
+        assert ["v1-0000000009"] == best_names(world), "what could not be saved does not count"
+
+
+async def test_a_lost_learner_continues_from_a_regular_checkpoint_beside_a_newer_best_one(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.learner.version = Version(1, 40)
+        assert await soon(world.run.checkpoints.save())
+        world.learner.version = Version(1, 50)
+        await soon(world.run.evaluation.evaluate())
+        world.hosts["learner"].kill()
+        await until(lambda: len(world.starts) == 2)
+        assert Version(2, 40) == world.starts[1][0]
+        assert 40 == world.run.checkpoints.newest_updates
+
+
+async def test_further_evaluations_play_the_version_of_the_main_one_and_decide_nothing(
+    tmp_path: Path,
+) -> None:
+    settings = config(run={"target_return": 15.5}, evaluation={"every_s": 0.05, **FURTHER})
+    world = World(tmp_path, settings)
+    async with going(world):
+        world.learner.version = Version(1, 30)
+        await until(lambda: world.evaluator.further)
+        assert ("large", Version(1, 30)) == world.evaluator.further[0]
+        await until(lambda: world.run.evaluation.further)
+        found = {"version": 30, "mean_return": 15.0, "episodes": 2}
+        statistics = world.run.control.statistics()
+        assert ({"large": found}, found) == (statistics.further_evaluations, statistics.evaluation)
+        assert "running" == world.run.control.state
+
+
+async def test_a_run_that_ends_by_itself_plays_further_evaluations_with_its_last_version(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, config(run={"max_env_steps": 16}, evaluation=FURTHER))
+    async with going(world) as task:
+        world.commit()
+        await soon(task)
+    assert ([FIRST], [("large", FIRST)]) == (world.evaluator.asked, world.evaluator.further)
+    summary = world.run.snapshot.summary()
+    assert {"large": summary["evaluation"]} == summary["further_evaluations"]
+
+
+async def test_a_further_evaluation_that_takes_all_its_time_costs_no_checkpoint(
+    tmp_path: Path,
+) -> None:
+    settings = config(run={"max_env_steps": 16}, evaluation={"timeout_s": 0.2, **FURTHER})
+    world = World(tmp_path, settings)
+    async with going(world) as task:
+        world.evaluator.answers.clear()
+        world.commit()
+        await soon(task)
+    assert ("done", ["v1-0000000000"]) == (world.run.control.state, world.checkpoints)
+
+
+async def test_a_second_stop_request_skips_further_evaluations(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"max_env_steps": 16}, evaluation=FURTHER))
+    async with going(world) as task:
+        world.evaluator.answers.clear()
+        world.commit()
+        await until(lambda: world.evaluator.asked)
+        world.run.lifecycle.end("stopped", "SIGTERM")
+        await soon(task)
+    assert ([], ["v1-0000000000"]) == (world.evaluator.further, world.checkpoints)
+
+
+async def test_an_evaluation_every_so_many_steps_begins_when_they_are_passed(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, config(evaluation={"every_steps": 32}))
+    async with going(world):
+        world.commit()
+        tick = world.run.periodic.last_tick
+        await until(lambda: world.run.periodic.last_tick != tick)
+        assert [] == world.evaluator.asked
+        world.commit()
+        await until(lambda: world.evaluator.asked)
 
 
 # Ending

@@ -190,7 +190,9 @@ def test_numbers_that_arrive_late_or_become_long_move_nothing(
         document["staleness"] |= phases[number]
         if number < 1:
             del document["staleness"]["violations"]
-        document["evaluation"] = {} if number < 2 else {"mean_return": 123.4, "version": 10.0}
+        evaluation = {"mean_return": 123.4, "version": 10.0}
+        document["evaluation"] = {} if number < 2 else evaluation
+        document["further_evaluations"] = {} if number < 2 else {"large": evaluation}
         document["trajectories"]["dropped"] = {} if number < 2 else {"straggler": 3}
         if number < 1:
             document["returns"] = document.get("returns", {}) | {"mean": None}
@@ -211,6 +213,8 @@ def test_numbers_that_arrive_late_or_become_long_move_nothing(
             watched.reads("#staleness-now", shown)
             page.wait_for_timeout(300)  # a shift is reported after the frame that shows it
         assert_nothing_moved(watched)
+    watched.text_in("#chart-return .legend", "last evaluation")
+    watched.text_in("#chart-return .legend", "evaluation large")
 
 
 def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import ROOT, START_S, LiveRun, run
+from tests.e2e.harness import ROOT, START_S, LiveRun, resumed, run
 from tests.support.oracle import Use, uses
 from tianflow.rundir.history import NAME, read_rows
 
@@ -208,3 +209,37 @@ def test_a_bad_value_is_a_422_that_names_the_field_and_changes_nothing(live: Liv
     assert 2 == answer.returncode
     assert "balance.max_staleness" in answer.stderr
     live.until_training(more=5)
+
+
+def test_attributes_of_environments_change_and_survive_a_lost_host_and_a_resume(
+    tmp_path: Path,
+) -> None:
+    settings = {"env__id": "tests.support.environments:LengthEnv", "env__kwargs": {"length": 5}}
+
+    def returns(live: LiveRun, mean: float) -> None:
+        """The last 100 episodes of training have this return."""
+
+        def seen() -> bool:
+            return {mean} == {live.metric(f"episode_return_{end}") for end in ("min", "max")}
+
+        live.until(f"every return is {mean}", seen)
+
+    with run(tmp_path, **settings) as live:
+        live.until("it is ready", live.ready, within_s=START_S)
+        live.until_training(more=5)
+        returns(live, 5.0)
+        answer = tianflow(live, "set", live.name, "env.set.lenght=9")
+        assert 2 == answer.returncode
+        assert "env.set.lenght = 9: is not an attribute" in answer.stderr
+        answer = tianflow(live, "set", live.name, "env.set.length=9")
+        assert 0 == answer.returncode, answer.stderr
+        returns(live, 9.0)
+        before = live.restarts()
+        live.kill("actors-0")
+        live.until("the host is back", lambda: live.restarts() > before)
+        live.until_training(more=50)
+        returns(live, 9.0)
+    with resumed(live) as again:
+        again.until("it is ready", again.ready, within_s=START_S)
+        again.until_training(more=50)
+        returns(again, 9.0)

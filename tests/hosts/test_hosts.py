@@ -36,7 +36,8 @@ Port = RemoteHost | ComponentHost
 ASKED: dict[str, Callable[[Port, Path], Coroutine[Any, Any, object]]] = {
     "save": lambda port, directory: port.save(directory),
     "rest": lambda port, _: port.rest(),
-    "evaluate": lambda port, _: port.evaluate(Version(1, 0)),
+    "load": lambda port, _: port.load(Version(1, 0)),
+    "evaluate": lambda port, _: port.evaluate(Version(1, 0), "main"),
 }
 
 

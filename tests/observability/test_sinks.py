@@ -206,6 +206,7 @@ def test_an_outlet_without_room_is_refused() -> None:
 
 def test_learning_comes_first_under_known_names_and_evaluations_at_their_own_time() -> None:
     mark = {"t": 3.0, "kind": "evaluation", "version": 7, "mean_return": 90.0, "episodes": 4}
+    large = {"t": 3.25, "kind": "evaluation", "name": "large", "version": 7, "mean_return": 9.0}
     found = points(
         row(
             4.0,
@@ -229,7 +230,7 @@ def test_learning_comes_first_under_known_names_and_evaluations_at_their_own_tim
             replay={"items": 7},
             shares={"learner": {"busy": 0.25}},
             unknown_field=1,
-            marks=[mark, {"t": 3.5, "kind": "change"}],
+            marks=[mark, large, {"t": 3.5, "kind": "change"}],
         )
     )
     assert [
@@ -238,6 +239,7 @@ def test_learning_comes_first_under_known_names_and_evaluations_at_their_own_tim
             1003.0,
             {"eval/version": 7.0, "eval/mean_reward": 90.0, "eval/episodes": 4.0},
         ),
+        Point(400, 1003.25, {"eval/large/version": 7.0, "eval/large/mean_return": 9.0}),
         Point(
             400,
             1004.0,

@@ -119,6 +119,23 @@ def test_text_is_escaped_wherever_it_stands() -> None:
     assert f'<p title="{safe}">{safe}<b></p>' == made
 
 
+def test_a_report_names_every_evaluation_and_the_best_version() -> None:
+    config = {"evaluation": {"further": {"large": {}, "none": {}}}}
+    mark = {"t": 1.0, "kind": "evaluation", "mean_return": 3.0, "version": 2, "episodes": 4}
+    marks = [{**mark, "mean_return": 2.0}, {**mark, "name": "large"}]
+    found = facts(records(row(1.0, marks=marks), config=config))
+    assert ("2 (version 2, 4 episodes)", "3 (version 2, 4 episodes)", "–") == tuple(
+        found[name] for name in ("evaluated", "evaluated (large)", "evaluated (none)")
+    )
+    assert "best" not in found
+    best = {"mean_return": 5.0, "version": 1, "episodes": 4}
+    summary = {"further_evaluations": {"large": {**best, "mean_return": 4.0}}, "best": best}
+    found = facts(records(row(1.0, marks=marks), config=config, summary=summary))
+    assert ("4 (version 1, 4 episodes)", "5 (version 1, 4 episodes)") == tuple(
+        found[name] for name in ("evaluated (large)", "best")
+    )
+
+
 def test_everything_that_a_run_can_say_is_escaped() -> None:
     evil = {
         "state": EVIL,

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -175,6 +176,8 @@ def test_list_says_name_version_steps_bytes_and_time(store: CheckpointStore) -> 
         "version": [1, 4],
         "env_steps": 40,
         "bytes": (path / STATE).stat().st_size,
+        "best": False,
+        "regular": True,
     } == {key: value for key, value in store.list()[0].items() if key != "created"}
     json.dumps(store.list(), allow_nan=False)
 
@@ -735,3 +738,157 @@ def test_settings_are_for_the_owner_only(tmp_path: Path) -> None:
         os.umask(mask)
     for file in (tmp_path / "config.toml", found / "manifest.json"):
         assert 0o600 == file.stat().st_mode & 0o777, file
+
+
+# The best one
+# --------------------------------------------------------------------------------------------------
+
+
+def save_best(store: CheckpointStore, version: Version, mean_return: float) -> Path:
+    """As for an evaluation whose version has no regular checkpoint."""
+    staged = store.stage()
+    state = write_state(staged, ARRAYS)
+    best = {"mean_return": mean_return, "episodes": 3}
+    return store.publish_best(staged, version=version, state=state, manifest={}, best=best)
+
+
+def listed(store: CheckpointStore, *, which: str = "") -> list[str]:
+    return [str(entry["name"]) for entry in store.list() if not which or entry[which]]
+
+
+def test_the_best_one_stays_beside_the_newest_ones(directory: Path) -> None:
+    store = CheckpointStore(directory, keep=2)
+    save_best(store, Version(1, 5), 9.0)
+    for number in range(6, 12):
+        save(store, Version(1, number))
+    assert ["v1-0000000011", "v1-0000000010", "v1-0000000005"] == listed(store)
+    assert ["v1-0000000005"] == listed(store, which="best")
+    assert ["v1-0000000011", "v1-0000000010"] == listed(store, which="regular")
+
+
+def test_a_better_one_replaces_the_best_one(directory: Path) -> None:
+    store = CheckpointStore(directory, keep=1)
+    save(store, Version(1, 4))
+    save_best(store, Version(1, 5), 9.0)
+    save_best(store, Version(1, 7), 10.0)
+    assert ["v1-0000000007", "v1-0000000004"] == listed(store)
+    best = store.best()
+    assert best is not None
+    assert (Version(1, 7), {"mean_return": 10.0, "episodes": 3, "only": True}) == (
+        best.version,
+        best.manifest["best"],
+    )
+
+
+def test_a_run_continues_from_a_regular_checkpoint_although_the_best_one_is_newer(
+    directory: Path,
+) -> None:
+    """The best one has no contents of replay, and lies at no barrier of a deterministic run."""
+    store = CheckpointStore(directory, keep=3)
+    save(store, Version(1, 4))
+    save_best(store, Version(1, 5), 9.0)
+    newest = store.newest()
+    assert newest is not None
+    assert Version(1, 4) == newest.version
+    shutil.rmtree(directory / "v1-0000000004")
+    newest = store.newest()
+    assert newest is not None
+    assert Version(1, 5) == newest.version
+
+
+def test_a_regular_checkpoint_of_the_best_version_is_marked_and_stays_as_it_is(
+    directory: Path,
+) -> None:
+    store = CheckpointStore(directory, keep=1)
+    path = save(store, Version(1, 5), env_steps=77)
+    before = (path / STATE).stat().st_mtime_ns
+    assert path == save_best(store, Version(1, 5), 9.0)
+    assert before == (path / STATE).stat().st_mtime_ns
+    manifest = store.load(path).manifest
+    assert (77, {"mean_return": 9.0, "episodes": 3, "only": False}) == (
+        manifest["env_steps"],
+        manifest["best"],
+    )
+    assert [] == [entry for entry in directory.iterdir() if entry.name.startswith(".tmp")]
+    for number in range(6, 9):
+        save(store, Version(1, number))
+    assert ["v1-0000000008", "v1-0000000005"] == listed(store)
+
+
+def test_a_version_without_a_checkpoint_cannot_be_marked(directory: Path) -> None:
+    store = CheckpointStore(directory, keep=1)
+    assert store.mark_best(Version(1, 5), {"mean_return": 9.0, "episodes": 3}) is None
+    assert store.best() is None
+
+
+def test_a_damaged_best_one_gives_way_to_the_one_before(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(directory, keep=3)
+    save(store, Version(1, 4))
+    store.mark_best(Version(1, 4), {"mean_return": 8.0, "episodes": 3})
+    path = save_best(store, Version(1, 5), 9.0)
+    data = bytearray((path / STATE).read_bytes())
+    data[-1] ^= 1
+    (path / STATE).write_bytes(data)
+    best = store.best()
+    assert best is not None
+    assert Version(1, 4) == best.version
+    assert "a checkpoint is skipped, the previous one is used" in caplog.text
+
+
+def test_a_full_disk_leaves_the_best_one_before(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(directory, keep=1)
+    save(store, Version(1, 4))
+    save_best(store, Version(1, 5), 9.0)
+    save(store, Version(1, 6))
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    staged = [store.stage(), store.stage()]
+    states = [write_state(path, ARRAYS) for path in staged]
+    monkeypatch.setattr(checkpoint, "_write_synced", full)
+    for number in range(2):
+        with pytest.raises(CheckpointError, match="No space left"):
+            store.publish_best(
+                staged[number],
+                version=Version(1, 6 + number),
+                state=states[number],
+                manifest={},
+                best={"mean_return": 10.0, "episodes": 3},
+            )
+        store.discard(staged[number])
+    monkeypatch.undo()
+    assert ["v1-0000000006", "v1-0000000005"] == listed(store)
+    assert ["v1-0000000005"] == listed(store, which="best")
+    assert [] == [entry for entry in directory.iterdir() if entry.name.startswith(".tmp")]
+
+
+def test_the_best_one_of_a_run_has_a_name(directory: Path) -> None:
+    store, runs = CheckpointStore(directory, keep=3), directory.parents[1]
+    path = save(store, Version(1, 4))
+    with pytest.raises(CheckpointError, match=r"'a-run' has no best checkpoint.*v1-0000000004"):
+        resolve("a-run@best", runs)
+    best = save_best(store, Version(1, 5), 9.0)
+    save(store, Version(1, 6))
+    for run in ("a-run", str(directory.parent), str(directory)):
+        assert best == resolve(f"{run}@best", runs)
+    assert best == resolve("a-run@best", runs, only_runs=True)
+    with pytest.raises(CheckpointError, match="is a checkpoint, and only a run has a best one"):
+        resolve(f"{path}@best", runs)
+    with pytest.raises(CheckpointError, match="'another' does not exist"):
+        resolve("another@best", runs)
+
+
+def test_the_best_one_is_copied_into_a_branch_as_the_best_one(
+    directory: Path, tmp_path: Path
+) -> None:
+    store = CheckpointStore(directory, keep=1)
+    best = store.load(save_best(store, Version(1, 5), 9.0))
+    CheckpointStore.copy(best, tmp_path / "branch")
+    copied = CheckpointStore(tmp_path / "branch", keep=1).best()
+    assert copied is not None
+    assert best.manifest == copied.manifest

@@ -384,6 +384,25 @@ async def test_a_moment_is_too_short_to_tell_a_speed(fake: FakeRun, tmp_path: Pa
     )
 
 
+def test_further_evaluations_leave_room_for_the_main_one() -> None:
+    main = {"t": 0.0, "kind": "evaluation", "mean_return": 1.0}
+    line = row(0.0, marks=[main])
+    for t in range(1, 100):
+        line = merged(line, row(float(t), marks=[{**main, "t": t, "name": "large"}]))
+    assert [None, *["large"] * MARKS] == [mark.get("name") for mark in line["marks"]]
+
+
+async def test_a_further_evaluation_is_a_mark_with_its_name(fake: FakeRun, tmp_path: Path) -> None:
+    found = {"version": 4.0, "mean_return": 12.5, "episodes": 10.0}
+
+    def evaluate() -> None:
+        fake.further_evaluations = {"large": found}
+
+    line = await recorded_line(fake, tmp_path / NAME, evaluate, lambda: None)
+    (mark,) = line["marks"]
+    assert {**found, "kind": "evaluation", "name": "large", "t": mark["t"]} == mark
+
+
 async def test_evaluations_and_changes_are_marks_once(fake: FakeRun, tmp_path: Path) -> None:
 
     def evaluate() -> None:

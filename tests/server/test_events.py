@@ -99,7 +99,14 @@ def test_a_published_event_holds_its_data_and_its_time(feed: Feed, broadcast: Br
     assert [
         (
             "evaluation-finished",
-            {"at": 1000.0, "version": 7, "episodes": 2, "mean_return": None, "returns": [1.0, 3.0]},
+            {
+                "at": 1000.0,
+                "version": 7,
+                "episodes": 2,
+                "mean_return": None,
+                "returns": [1.0, 3.0],
+                "name": "main",
+            },
         )
     ] == events_of(feed)
 

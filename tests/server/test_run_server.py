@@ -28,6 +28,7 @@ from tianflow.core.statistics import Diagnosis
 from tianflow.errors import ConfigError
 from tianflow.observability.rates import RunRates
 from tianflow.rundir.control_file import ControlFile, process_start_time
+from tianflow.server.common import live_settings
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
 from tianflow.server.common.event_feed import Feed
 from tianflow.server.run.app import ServedRun, make_app
@@ -316,8 +317,9 @@ async def test_an_action_after_the_end_is_409(client: Client, run: FakeRun) -> N
         ),
         ("learner", {"learning_rate", "entropy_cost", "batch_trajectories", "slowdown"}),
         ("actors", {"count"}),
+        ("env", {"set"}),
         ("weights", {"publish_interval_updates", "divergence_nats", "divergence_states"}),
-        ("evaluation", {"every_s", "episodes"}),
+        ("evaluation", {"every_s", "every_steps", "episodes"}),
     ],
 )
 async def test_a_resource_shows_its_live_settings(
@@ -416,6 +418,76 @@ async def test_a_patch_nested_too_deeply_is_422(client: Client, run: FakeRun, de
     assert ("balance", "is nested too deeply") == tuple(
         document["errors"][0][key] for key in ("path", "message")
     )
+    assert 1 == run.generation
+
+
+async def test_an_attribute_of_environments_changes_if_they_have_it(
+    client: Client, run: FakeRun
+) -> None:
+    env = run.config.env.model_copy(update={"id": "tests.support.environments:LengthEnv"})
+    run.config = run.config.model_copy(update={"env": env})
+    response = await patch(client, "env", {"set": {"length": 7, "reward": 2.0}})
+    assert 200 == response.status
+    assert {"set": {"length": 7, "reward": 2.0}} == await response.json()
+    assert isinstance(run.config.env.set["reward"], float)
+    document = await problem(await patch(client, "env", {"set": {"lenght": 7}}), 422)
+    (error,) = document["errors"]
+    assert ("env.set.lenght", "length") == (error["path"], error["nearest"])
+    assert (2, {"length": 7, "reward": 2.0}) == (run.generation, run.config.env.set)
+    await patch(client, "env", {"set": {"length": None}})
+    assert {"reward": 2.0} == run.config.env.set
+
+
+async def test_changes_are_tried_one_after_another(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial may start a process."""
+    trials: list[int] = []
+
+    def tried(*_: object, limit_s: float) -> None:
+        assert limit_s < 5.0, "a service waits 5 seconds"
+        trials.append(1)
+        assert 1 == sum(trials)
+        time.sleep(0.01)
+        trials.append(-1)
+
+    monkeypatch.setattr(live_settings, "require_settable", tried)
+    patches = [patch(client, "env", {"set": {"length": number}}) for number in range(4)]
+    assert [200] * 4 == [response.status for response in await asyncio.gather(*patches)]
+    assert 8 == len(trials)
+
+
+async def test_a_change_meanwhile_counts_for_if_match(
+    client: Client, run: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    def tried(*_: object, limit_s: float) -> None:
+        changed = asyncio.run_coroutine_threadsafe(change(), loop)
+        changed.result(timeout=limit_s)
+
+    async def change() -> None:
+        run.change({"balance": {"max_staleness": 3}}, source="test")
+
+    monkeypatch.setattr(live_settings, "require_settable", tried)
+    body = {"set": {"length": 7}}
+    await problem(await patch(client, "env", body, **{"If-Match": '"1"'}), 412)
+    assert {} == run.config.env.set
+
+
+async def test_an_attribute_of_a_native_vector_is_refused(client: Client, run: FakeRun) -> None:
+    document = await problem(await patch(client, "env", {"set": {"length": 7}}), 422)
+    (error,) = document["errors"]
+    assert ("env.set", True) == (error["path"], "native vector" in error["message"])
+    assert 1 == run.generation
+
+
+@pytest.mark.parametrize("value", ["/etc/passwd", "os:system"])
+async def test_an_attribute_from_http_names_no_place_and_no_object(
+    client: Client, run: FakeRun, value: str
+) -> None:
+    document = await problem(await patch(client, "env", {"set": {"length": value}}), 422)
+    assert ["env.set.length"] == [error["path"] for error in document["errors"]]
     assert 1 == run.generation
 
 

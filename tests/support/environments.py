@@ -534,3 +534,25 @@ class WideEnv(gymnasium.Env[Array, Any]):
 
     def _observation(self) -> Array:
         return self.np_random.uniform(-1.0, 1.0, self.observation_space.shape).astype(np.float32)
+
+
+class LengthEnv(gymnasium.Env[Array, Any]):
+    """Every step has ``reward``; episodes last ``length`` steps. So a return shows the keyword
+    arguments of the environment. ``spread``: a random number below it is added.
+    """
+
+    def __init__(self, length: int = 5, reward: float = 1.0, spread: float = 0.0) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.length, self.reward, self.spread = length, reward, spread
+        self._t = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        super().reset(seed=seed, options=options)
+        self._t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
+        self._t += 1
+        reward = self.reward + self.spread * self.np_random.random()
+        return np.zeros(2, np.float32), reward, self._t >= self.length, False, {}

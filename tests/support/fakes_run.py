@@ -146,6 +146,7 @@ class FakeRun:
         self.began = 0.0
         self.returns: list[float] = []
         self.evaluation: dict[str, float] = {}
+        self.further_evaluations: dict[str, dict[str, float]] = {}
         self.restarts: dict[tuple[str, str], int] = {}
         self.checkpoint = CheckpointStatistics(attempts=1, last_success=time.time())
         self.last_update = 0.0
@@ -241,6 +242,7 @@ class FakeRun:
             recent_returns=tuple(self.returns[-100:]),
             recent_lengths=tuple(int(value) for value in self.returns[-100:]),
             evaluation=self.evaluation,
+            further_evaluations=self.further_evaluations,
             evaluation_failures=0,
             replay=None if self.replay is None else self.replay.statistics(self.now - self.began),
             restarts=self.restarts,
@@ -396,6 +398,8 @@ class FakeRun:
                 "env_steps": 6400,
                 "bytes": 81920,
                 "created": "2024-05-01T12:00:00+00:00",
+                "best": True,
+                "regular": False,
             },
         )
 

@@ -344,11 +344,32 @@ class LearnerRested:
 
 @message
 @dataclass(frozen=True, slots=True)
-class Evaluate:
-    """Evaluate the newest version, which is ``at_least`` this one."""
+class LoadPolicy:
+    """Load the newest version, which is ``at_least`` this one, for evaluations."""
 
     request: int
     at_least: Version
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PolicyLoaded:
+    """Evaluations play ``version`` until another one is loaded."""
+
+    request: int
+    version: Version
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Play the evaluation ``name`` with the version that was loaded last, which is ``at_least``
+    this one.
+    """
+
+    request: int
+    at_least: Version
+    name: str
 
 
 @message

@@ -22,7 +22,16 @@ from tianflow.rundir.control_file import NAME, SERVICE, ControlFile
 
 RESOURCES = {
     section: section
-    for section in ("actors", "balance", "evaluation", "inference", "learner", "replay", "weights")
+    for section in (
+        "actors",
+        "balance",
+        "env",
+        "evaluation",
+        "inference",
+        "learner",
+        "replay",
+        "weights",
+    )
 } | {"algorithm": "learner"}
 """HTTP resource of the live settings of each section."""
 

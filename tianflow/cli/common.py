@@ -101,7 +101,7 @@ CheckpointArgument = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT|RUN",
-        help="Checkpoint, or run with its newest checkpoint.",
+        help="Checkpoint, or run with its newest checkpoint; RUN@best: with its best one.",
         autocompletion=complete_any_run,
     ),
 ]
@@ -109,7 +109,18 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="Permission to import the modules that the checkpoint names."),
 ]
+Best = Annotated[
+    bool, typer.Option("--best", help="The run's checkpoint with the best evaluation.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON output.")]
+
+
+def best_of(run: str) -> str:
+    """The name of the best checkpoint of ``run``."""
+    from tianflow.rundir.checkpoints import BEST
+
+    return run if run.endswith(BEST) else run + BEST
+
 
 REFUSALS = frozenset(
     {

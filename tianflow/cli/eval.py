@@ -10,7 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, AsJson, CheckpointArgument, RunsDir, Trust, echo, exit_codes
+from tianflow.cli.common import (
+    RUNS,
+    AsJson,
+    Best,
+    CheckpointArgument,
+    RunsDir,
+    Trust,
+    best_of,
+    echo,
+    exit_codes,
+)
 
 
 def evaluate_checkpoint(
@@ -87,7 +97,7 @@ def evaluate(
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, max=2**32 - 1, help="Seed of environments and actions; default: of the run."
+            min=0, max=2**32 - 1, help="Seed of environments and actions; default: of evaluations."
         ),
     ] = None,
     sampled: Annotated[
@@ -100,6 +110,7 @@ def evaluate(
     video_episodes: Annotated[
         int, typer.Option(min=1, help="Number of recorded episodes, one file each.")
     ] = 3,
+    best: Best = False,
     trust: Trust = False,
     json_line: AsJson = False,
 ) -> None:
@@ -112,7 +123,7 @@ def evaluate(
 
         configure(level="WARNING")  # for example that the newest checkpoint is skipped
         result = evaluate_checkpoint(
-            checkpoint,
+            best_of(checkpoint) if best else checkpoint,
             runs_dir=runs_dir,
             episodes=episodes,
             video=video,

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, CheckpointArgument, RunsDir, Trust, echo, exit_codes
+from tianflow.cli.common import (
+    RUNS,
+    Best,
+    CheckpointArgument,
+    RunsDir,
+    Trust,
+    best_of,
+    echo,
+    exit_codes,
+)
 from tianflow.export import ExportError
 
 if TYPE_CHECKING:
@@ -110,6 +119,7 @@ def export(
         ),
     ],
     runs_dir: RunsDir = RUNS,
+    best: Best = False,
     trust: Trust = False,
 ) -> None:
     """Write a policy as a program that runs without tianflow.
@@ -117,5 +127,6 @@ def export(
     Its inputs are raw observations by name, its outputs are actions.
     """
     with exit_codes():
-        write_export(checkpoint, output, runs_dir=runs_dir, trust=trust)
+        source = best_of(checkpoint) if best else checkpoint
+        write_export(source, output, runs_dir=runs_dir, trust=trust)
     echo(str(output))

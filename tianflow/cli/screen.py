@@ -186,6 +186,7 @@ def _rows(run: RunDocument) -> list[tuple[str, Text]]:
     )
     rows = [
         ("return", Text(_curve(run.learning, "return") + _return(run))),
+        *([("evaluations", Text(text))] if (text := _evaluations(run)) else []),
         *([("loss", Text(_learning(run.learning)))] if run.learning.values else []),
         (
             "steps/s",
@@ -229,6 +230,18 @@ def _return(run: RunDocument) -> str:
             f"{number(run.evaluation.get('version'))}"
         )
     return text
+
+
+def _evaluations(run: RunDocument) -> str:
+    """The best version and further evaluations; "" without both."""
+    best = run.checkpoint.best
+    parts = [
+        f"{name} {number(found.get('mean_return'))} at version {number(found.get('version'))}"
+        for name, found in run.further_evaluations.items()
+    ]
+    if best is not None:
+        parts.insert(0, f"best {number(best.mean_return)} at version {number(best.version)}")
+    return "   ".join(parts)
 
 
 def _curve(learning: LearningState, name: Literal["return", "loss"]) -> str:
@@ -373,14 +386,21 @@ def _steps(summary: Mapping[str, Any]) -> str:
     )
 
 
+def _evaluation(found: Mapping[str, Any]) -> str:
+    return (
+        f"mean return {number(found.get('mean_return'))} over {number(found.get('episodes'))} "
+        f"episodes, version {number(found.get('version'))}"
+    )
+
+
 def _verdict(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     if evaluation := summary.get("evaluation"):
-        episodes, version = number(evaluation.get("episodes")), number(evaluation.get("version"))
-        lines.append(
-            f"  evaluation: mean return {number(evaluation.get('mean_return'))} over {episodes} "
-            f"episodes, version {version}"
-        )
+        lines.append(f"  evaluation: {_evaluation(evaluation)}")
+    for name, evaluation in (summary.get("further_evaluations") or {}).items():
+        lines.append(f"  evaluation {name}: {_evaluation(evaluation)}")
+    if best := summary.get("best"):
+        lines.append(f"  best: {_evaluation(best)}")
     target = summary.get("target_return")
     if target is not None:
         after = summary.get("time_to_target_s")

@@ -27,6 +27,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "updates": ("progress", "updates"),
     "steps/s": ("throughput", "env_steps_per_s", "10"),
     "return": ("returns", "mean"),
+    "best": ("checkpoint", "best", "mean_return"),
     "loss": ("learning", "values", "train/loss"),
     "staleness": ("staleness", "mean"),
     "bound": ("staleness", "bound"),
@@ -115,6 +116,7 @@ def _from_summary(runs_dir: Path, run: str) -> dict[str, Any] | None:
         "state": summary["state"],
         "reasons": reasons,
         **document,
+        "checkpoint": {"best": summary.get("best")},
         "summary": summary,
     }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tianflow.components.evaluator import play
+from tianflow.config.evaluations import main_evaluation
 from tianflow.envs.make import environment_seed, make
 from tianflow.errors import ConfigError, EnvironmentFailedError, TianflowError
 
@@ -133,7 +134,7 @@ def _played(policy: LoadedPolicy, scratch: Path, name: str, episodes: int) -> Se
                 environment,
                 replace(environment.spec, action_mask=policy.spec.action_mask),
                 episodes=episodes,
-                seed=environment_seed(config.run.seed, 0, 1, stream=1),
+                seed=environment_seed(main_evaluation(config).seed, 0, 1, stream=1),
                 deterministic=config.evaluation.deterministic,
                 should_stop=lambda: False,
             )

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from tianflow.core.payloads import Evaluation, Version
+from tianflow.config.evaluations import evaluation_named
+from tianflow.core.payloads import NO_VERSION, Evaluation, Version
 from tianflow.core.statistics import ComponentStatistics, EvaluatorMeasures, StateClock
+from tianflow.envs.make import environment_seed
 from tianflow.envs.using import with_environment
 from tianflow.envs.vector import StepRow, VectorEnvironment
 from tianflow.errors import EnvironmentFailedError
 
 if TYPE_CHECKING:
     from tianflow.components.weights import PolicyWeights
+    from tianflow.config.model import EnvSettings
     from tianflow.core.payloads import EnvironmentSpec, Episode
     from tianflow.hosts.compute import Compute
     from tianflow.interfaces import Policy, SettingsReader
@@ -83,21 +87,29 @@ def _row(spec: EnvironmentSpec, n: int) -> StepRow:
     )
 
 
+class _Request(NamedTuple):
+    """``name``: of the evaluation to play; None: load the weights only."""
+
+    at_least: Version
+    name: str | None
+    answer: asyncio.Future[Any]
+
+
 class Evaluator:
     """Plays complete episodes with a single version, on request.
 
-    Consumes: weights. Produces: evaluations. Waits: for a request. Unblocked by: `evaluate`.
+    Consumes: weights. Produces: evaluations. Waits: for a request. Unblocked by: `load`,
+    `evaluate`.
 
     Args:
         name: name of the component.
         host: name of its host process.
-        spec: specification of the environments.
+        spec: specification of the environments of training.
         newest: waits until weights of a version or newer are readable.
         settings: live settings.
         compute: compute thread of the host.
         make_policy: builds a policy and its weights reader, on the compute thread.
         make_environment: builds a number of environments, on the compute thread.
-        seed: seed of the first environment.
     """
 
     def __init__(
@@ -110,8 +122,7 @@ class Evaluator:
         settings: SettingsReader,
         compute: Compute,
         make_policy: Callable[[], tuple[Policy, PolicyWeights]],
-        make_environment: Callable[[int], VectorEnvironment],
-        seed: int,
+        make_environment: Callable[[EnvSettings, int], VectorEnvironment],
     ) -> None:
         self.name = name
         self._host, self._spec, self._newest, self._settings, self._compute = (
@@ -121,10 +132,12 @@ class Evaluator:
             settings,
             compute,
         )
-        self._make_policy, self._make_environment, self._seed = make_policy, make_environment, seed
+        self._make_policy, self._make_environment = make_policy, make_environment
         self._clock = StateClock()
         # At most one request at a time: the run waits for each.
-        self._asked: asyncio.Queue[tuple[Version, asyncio.Future[Evaluation]]] = asyncio.Queue()
+        self._asked: asyncio.Queue[_Request] = asyncio.Queue()
+        self._acting: tuple[Policy, PolicyWeights] | None = None
+        self._version = NO_VERSION
         self._counters = {"evaluations": 0.0, "episodes": 0.0}
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -132,34 +145,38 @@ class Evaluator:
         started()
         while True:
             self._clock.enter("waiting:request")
-            at_least, answer = await self._asked.get()
+            request = await self._asked.get()
             self._clock.enter("busy")
-            await self._newest(at_least)
+            await self._newest(request.at_least)
             try:
-                evaluation = await self._compute.run(partial(self._play, answer.cancelled))
+                found = await self._compute.run(partial(self._serve, request))
             except EnvironmentFailedError as error:
                 # The caller decides: training may continue without an evaluation.
-                if not answer.done():
-                    answer.set_exception(error)
+                if not request.answer.done():
+                    request.answer.set_exception(error)
                 continue
-            if evaluation is None:
+            if found is None:
                 if self._compute.stopping.is_set():
                     return
                 continue
-            self._counters["evaluations"] += 1
-            self._counters["episodes"] += len(evaluation.returns)
-            if not answer.done():
-                answer.set_result(evaluation)
+            if isinstance(found, Evaluation):
+                self._counters["evaluations"] += 1
+                self._counters["episodes"] += len(found.returns)
+            if not request.answer.done():
+                request.answer.set_result(found)
 
-    def evaluate(self, at_least: Version) -> asyncio.Future[Evaluation]:
-        """Request an evaluation of the newest version, once ``at_least`` is readable.
+    def load(self, at_least: Version) -> asyncio.Future[Version]:
+        """Load the newest version, once ``at_least`` is readable."""
+        return self._ask(at_least, None)
+
+    def evaluate(self, at_least: Version, name: str) -> asyncio.Future[Evaluation]:
+        """Play the evaluation ``name`` with the version that was loaded last. If that is older
+        than ``at_least``, as in a new process, load the newest one first.
 
         Cancelling the future stops the evaluation and frees the compute thread. The future fails
         with EnvironmentFailedError if an environment fails.
         """
-        answer: asyncio.Future[Evaluation] = asyncio.get_running_loop().create_future()
-        self._asked.put_nowait((at_least, answer))
-        return answer
+        return self._ask(at_least, name)
 
     def statistics(self) -> ComponentStatistics:
         """Times and counters."""
@@ -171,20 +188,36 @@ class Evaluator:
             generation=self._settings.key,
         ).with_measures(EvaluatorMeasures(**self._counters))
 
-    def _play(self, given_up: Callable[[], bool]) -> Evaluation | None:
-        settings = self._settings.value.config.evaluation
-        policy, weights = self._make_policy()
-        version = weights.refresh()
+    def _ask(self, at_least: Version, name: str | None) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait(_Request(at_least, name, answer))
+        return answer
+
+    # On the compute thread
+    # ----------------------------------------------------------------------------------------------
+
+    def _serve(self, request: _Request) -> Version | Evaluation | None:
+        self._acting = self._acting or self._make_policy()
+        policy, weights = self._acting
+        if request.name is None or self._version < request.at_least:
+            self._version = weights.refresh()
+        if request.name is None:
+            return self._version
+        return self._play(policy, request.name, request.answer.cancelled)
+
+    def _play(self, policy: Policy, name: str, given_up: Callable[[], bool]) -> Evaluation | None:
+        config = self._settings.value.config
+        planned, num_envs = evaluation_named(config, name), config.evaluation.num_envs
         # An environment that does not close must not lose the evaluation or block a shared thread.
         episodes = with_environment(
-            lambda: self._make_environment(min(settings.num_envs, settings.episodes)),
+            lambda: self._make_environment(planned.env, min(num_envs, planned.episodes)),
             lambda environment: play(
                 policy,
                 environment,
-                self._spec,
-                episodes=settings.episodes,
-                seed=self._seed,
-                deterministic=settings.deterministic,
+                replace(environment.spec, action_mask=self._spec.action_mask),
+                episodes=planned.episodes,
+                seed=environment_seed(planned.seed, 0, num_envs, stream=1),
+                deterministic=planned.deterministic,
                 should_stop=lambda: self._compute.stopping.is_set() or given_up(),
             ),
         )
@@ -193,4 +226,5 @@ class Evaluator:
         returns = tuple(episode.episode_return for episode in episodes)
         if not np.isfinite(returns).all():
             raise EnvironmentFailedError(f"an episode's return is not finite: {returns}")
-        return Evaluation(version, returns, tuple(episode.length for episode in episodes))
+        lengths = tuple(episode.length for episode in episodes)
+        return Evaluation(self._version, returns, lengths, name)

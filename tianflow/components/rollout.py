@@ -115,6 +115,7 @@ class Rollout:
         incarnation: incarnation of the actor; each has its own seeds.
         make_environment: creates the environments; by default from ``env``.
         actors: returns the current number of actors in the run.
+        attributes: returns ``env.set`` in force; None: of ``config``.
         progress: follows the environments, for a watcher on another thread.
         requests: requests the actions from inference servers; None: ``policy`` selects them here.
     """
@@ -131,6 +132,7 @@ class Rollout:
         incarnation: int = 0,
         make_environment: Callable[[], VectorEnvironment] | None = None,
         actors: Callable[[], int] = lambda: 1,
+        attributes: Callable[[], Mapping[str, Any]] | None = None,
         progress: EnvironmentProgress | None = None,
         requests: RequestSelector | None = None,
     ) -> None:
@@ -152,6 +154,7 @@ class Rollout:
                 spec.num_envs,
                 progress=following,
                 previous_step=config.previous_step,
+                attributes=attributes,
             )
         )
         self._stopped = False

@@ -31,8 +31,10 @@ NAMES = frozenset(
     }
 )
 """Settings that name what is imported; any colon in them counts."""
-RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-"""Name of a run. It is not a path: as in ``run.name``."""
+RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}(@best)?")
+"""Name of a run, as in ``run.name``, or of its best checkpoint. It is not a path."""
+EVALUATED = re.compile(r"^evaluation\.(further\..*?\.)?(?=env\.)")
+"""Beginning of the path of a setting that an evaluation has of its own."""
 OBJECT = re.compile(r"\s*[^\W\d][\w.]*\s*:\s*[^\W\d]")
 """``module:attribute`` in any other setting."""
 
@@ -44,7 +46,7 @@ SINK_PLACES: Mapping[str, frozenset[str]] = {
 """Arguments of shipped sinks that name a directory or a server."""
 PLACE = re.compile(r"/|^\s*[~.]|^\s*[A-Za-z][\w+.-]*:")
 """A path or URI in an argument of a sink."""
-FREE = ("env.kwargs", "network.kwargs", "balance.parameters")
+FREE = ("env.kwargs", "env.set", "network.kwargs", "balance.parameters")
 """Settings whose values have any form."""
 OUTSIDE = re.compile(r"^\s*(/|~|file:)|(^|/)\.\.(/|$)", re.IGNORECASE)
 """An absolute path, one of a home directory, a file URI, or one with ``..``."""
@@ -128,16 +130,21 @@ def _places(tables: Mapping[str, Any]) -> list[Problem]:
                     path, value, "names a place, which HTTP may not choose", accepted
                 )
         elif path == "run.init_from" and not RUN_NAME.fullmatch(value):
-            accepted = "the name of a run of this service"
+            accepted = "the name of a run of this service, or NAME@best"
             problems[path] = Problem(path, value, "is a path, which HTTP may not choose", accepted)
-        elif path.startswith(FREE) and OUTSIDE.search(value):
+        elif _as_trained(path).startswith(FREE) and OUTSIDE.search(value):
             accepted = "a relative path without '..'"
             problems[path] = Problem(path, value, "leads out of the run's directory", accepted)
     return list(problems.values())
 
 
 def _names_object(path: str, value: str) -> bool:
-    return ":" in value if path in NAMES else OBJECT.match(value) is not None
+    return ":" in value if _as_trained(path) in NAMES else OBJECT.match(value) is not None
+
+
+def _as_trained(path: str) -> str:
+    """``path``; of a setting of an evaluation's environment that of the same setting of ``env``."""
+    return EVALUATED.sub("", path)
 
 
 def _refusal(path: str, value: str, allowed: Collection[str], *, check_objects: bool) -> str:

@@ -114,6 +114,10 @@ def with_changes(config: Config, changes: Changes) -> Config:
                 for key, value in values.items()
                 if (problem := _not_live(config, section, key, value)) is not None
             ]
+    if "env" in changes and config.run.deterministic:
+        message = "would take effect at a moment that a repetition of the run does not share"
+        accepted = "a run with run.deterministic = false"
+        problems.append(Problem("env.set", None, message, accepted))
     plain = _plain(changes, "", problems)
     if problems:
         raise ConfigError(problems)

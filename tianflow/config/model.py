@@ -10,7 +10,15 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from tianflow import plugins
 from tianflow.config.off_policy import DQNSettings, R2D2Settings, SACSettings, TD3Settings
@@ -66,6 +74,10 @@ def parse_count(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]
 Staleness = Annotated[int, Field(ge=0)] | Literal["unbounded"]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Vectorization = Literal["auto", "native", "sync", "envpool"]
+EvaluationName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")]
+"""Name of a further evaluation: a part of metric names, and of paths of settings."""
 
 
 class NormalisationSettings(Section):
@@ -90,7 +102,7 @@ class EnvSettings(Section):
     """
     num_envs: PositiveInt = 8
     """Number of environments in each actor, stepped together."""
-    vectorization: Literal["auto", "native", "sync", "envpool"] = "auto"
+    vectorization: Vectorization = "auto"
     """Vectorisation of the environments.
 
     auto: the environment's own vector form if it exists, else sync. native: its own vector form;
@@ -99,6 +111,11 @@ class EnvSettings(Section):
     """
     kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
+    set: dict[str, Any] = {}
+    """Attributes of the environment or of its wrappers, set at the beginning of an episode. A
+    change takes effect at the next reset of each environment. Without an entry, an attribute has
+    the value of the constructor. Only for single environments.
+    """
     wrappers: tuple[str, ...] = ()
     """Wrappers, innermost first: module:attribute of functions from environment to environment."""
     step_timeout_s: PositiveFloat = 60.0
@@ -352,7 +369,7 @@ class PlacementSettings(Section):
 class RunSettings(Section):
     """Seed, end conditions, and determinism."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    seed: Seed = 1
     """Seed of networks, exploration and environments."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")] | None = None
     """Name of the run and its directory; None: derived from algorithm and time."""
@@ -362,7 +379,8 @@ class RunSettings(Section):
     """
     init_from: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Run or checkpoint whose parameters a new run starts with; None: random ones. A name without a
-    slash is a run in the directory of runs. Parameters that do not fit stay random.
+    slash is a run in the directory of runs; RUN@best is its best checkpoint. Parameters that do
+    not fit stay random.
     """
     target_return: float | None = None
     """Mean return that ends the run, measured by an evaluation of the newest version; None: no
@@ -390,6 +408,44 @@ class RunSettings(Section):
     """Period over which restarts are counted, in seconds."""
 
 
+class _Differences(Section):
+    """Base of tables whose entries replace other settings. An entry without a value is absent from
+    the table: TOML has no null there.
+    """
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+
+class EvaluationEnvSettings(_Differences):
+    """Settings of ``env`` that are different in an evaluation. The spaces must be the same."""
+
+    id: str | None = None
+    """Environment; None: that of ``env``."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments, merged over ``env.kwargs``. With another ``id`` they replace those."""
+    set: dict[str, Any] = {}
+    """Attributes, merged over ``env.set`` in the same way."""
+    wrappers: tuple[str, ...] | None = None
+    """Wrappers; None: those of ``env``."""
+    vectorization: Vectorization | None = None
+    """Vectorisation; None: that of ``env``."""
+
+
+class FurtherEvaluationSettings(_Differences):
+    """A further evaluation, reported beside the main one. It decides nothing."""
+
+    env: EvaluationEnvSettings = EvaluationEnvSettings()
+    """Settings that are different from ``env``. Those of ``evaluation.env`` do not apply."""
+    episodes: PositiveInt | None = None
+    """Number of complete episodes; None: as the main evaluation."""
+    deterministic: bool | None = None
+    """Most probable actions instead of sampled ones; None: as the main evaluation."""
+    seed: Seed | None = None
+    """Seed of environments and actions; None: as the main evaluation."""
+
+
 class EvaluationSettings(Section):
     """Evaluation of one version, outside of training."""
 
@@ -402,12 +458,23 @@ class EvaluationSettings(Section):
     target.
 
     An evaluation that reaches the target is repeated with the newest version. If that one reaches
-    the target, too, the run ends.
+    the target, too, the run ends. A deterministic run evaluates at its next barrier.
     """
+    every_steps: Count | None = None
+    """Environment steps between evaluations, also beside ``every_s``; None: no such interval."""
     deterministic: bool = True
     """Most probable actions instead of sampled ones."""
+    seed: Seed | None = None
+    """Seed of environments and actions in evaluations; None: ``run.seed``."""
     timeout_s: PositiveFloat = 600.0
     """Time limit of an evaluation, in seconds."""
+    env: EvaluationEnvSettings = EvaluationEnvSettings()
+    """Settings of the environment that are different from ``env``."""
+    further: dict[EvaluationName, FurtherEvaluationSettings] = {}
+    """Further evaluations by name, each a table with env, episodes, deterministic and seed. They
+    play the version of the main evaluation, after it. Only the main one decides about
+    ``run.target_return`` and the best checkpoint.
+    """
 
 
 class CheckpointSettings(Section):
@@ -417,6 +484,11 @@ class CheckpointSettings(Section):
     """Seconds between checkpoints. The run also writes one at its end."""
     keep: PositiveInt = 3
     """Number of newest checkpoints to retain. While a run writes one, there is one more."""
+    best: bool = True
+    """The checkpoint of the version with the highest mean return of an evaluation, beside the
+    newest ones. Each evaluation during training then writes the state of its version, which is
+    deleted if it is not the best.
+    """
     replay: bool = False
     """Replay contents in checkpoints. Without them, a resumed run begins with an empty table."""
 
@@ -510,6 +582,7 @@ class Config(Section):
 
 
 LIVE: dict[str, tuple[str, ...]] = {
+    "env": ("set",),
     "balance": (
         "max_staleness",
         "credits",
@@ -521,7 +594,7 @@ LIVE: dict[str, tuple[str, ...]] = {
     "algorithm": AlgorithmSettings.live,
     "replay": ("samples_per_insert", "error_buffer", "beta"),
     "learner": ("slowdown",),
-    "evaluation": ("every_s", "episodes"),
+    "evaluation": ("every_s", "every_steps", "episodes"),
     "weights": ("publish_interval_updates", "divergence_nats", "divergence_states"),
     "actors": ("count",),
     "inference": ("max_batch", "max_wait_s"),

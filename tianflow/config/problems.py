@@ -213,6 +213,11 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
             current = member
         elif isinstance(part, int):
             keys.append(str(part))
+        elif (inner := _tables(current)) is not None:
+            keys.append(part)
+            if location[position + 1 :] == ("[key]",):
+                break
+            current = inner
         elif get_origin(_bare(current)) is dict and position == len(location) - 1:
             keys.append(part)
     return keys
@@ -239,16 +244,20 @@ def _table(annotation: Any) -> type[BaseModel] | None:
     return next((found for each in alternatives if (found := _table(each)) is not None), None)
 
 
+def _tables(annotation: Any) -> type[BaseModel] | None:
+    """The model of the values, if ``annotation`` is a table of tables with any names."""
+    bare = _bare(annotation)
+    return _table(get_args(bare)[1]) if get_origin(bare) is dict else None
+
+
 def _section(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | None:
     """The model of the table at ``keys``, if it is one."""
-    current: type[BaseModel] = model
+    current: Any = model
     for key in keys:
-        field = current.model_fields.get(key)
-        annotation = _table(field.annotation) if field is not None else None
-        if annotation is None:
-            return None
-        current = annotation
-    return current
+        table = _table(current)
+        field = None if table is None else table.model_fields.get(key)
+        current = _tables(current) if table is None else field and field.annotation
+    return _table(current)
 
 
 def _required(section: type[BaseModel]) -> list[str]:

@@ -13,6 +13,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 from tianflow import plugins
+from tianflow.config.evaluations import MAIN
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, PPOSettings, ReplaySettings
 from tianflow.config.portable import unportable_settings
 from tianflow.config.schedules import LIMITS, Schedule, check_schedules, schedule_limit
@@ -195,7 +196,15 @@ def check(config: Config) -> list[Problem]:
         *_check_inference(config),
         *_check_divergence(config),
         *_check_ranks(config),
+        *_check_evaluation_names(config),
     ]
+
+
+def _check_evaluation_names(config: Config) -> list[Problem]:
+    if MAIN not in config.evaluation.further:
+        return []
+    message = "is the name of the evaluation that decides about the target"
+    return [Problem(f"evaluation.further.{MAIN}", None, message, "another name")]
 
 
 def _check_run_name(config: Config) -> list[Problem]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
+from tianflow.coordinator.best_checkpoint import BestCheckpoint
 from tianflow.core.payloads import NO_VERSION, SavedState, StateFile, Version
-from tianflow.core.statistics import CheckpointStatistics, HistogramBuilder
+from tianflow.core.statistics import BestVersion, CheckpointStatistics, HistogramBuilder
 from tianflow.errors import BrokenChannelError, CheckpointError
 from tianflow.logs import logger
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore
@@ -62,6 +63,8 @@ class CheckpointManager:
         manifest: makes the manifest beside a saved state.
         save_replay: writes the contents of replay into a directory, and returns the files by name;
             None: replay is not saved.
+        best: the version with the best evaluation is saved, too.
+        meaning: see `BestCheckpoint`.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class CheckpointManager:
         learner: Callable[[], LearnerPort | None],
         manifest: Callable[[SavedState], Mapping[str, object]],
         save_replay: Callable[[Path], Awaitable[Mapping[str, StateFile]]] | None = None,
+        best: bool = False,
+        meaning: Callable[[object | None], object] = lambda _: None,
     ) -> None:
         self._store = CheckpointStore(directory / "checkpoints", keep=keep)
         self._disk, self._resumed, self._learner, self._manifest = disk, resumed, learner, manifest
@@ -85,6 +90,14 @@ class CheckpointManager:
         self._save_replay = save_replay
         self.listing: Sequence[Mapping[str, object]] = ()
         """Checkpoints on disk, newest first, as of the last one written."""
+        self.best = BestCheckpoint(
+            wanted=best,
+            store=self._store,
+            disk=disk,
+            manifest=manifest,
+            meaning=meaning,
+            changed=self._list,
+        )
 
     @property
     def resumed(self) -> Path | None:
@@ -98,16 +111,37 @@ class CheckpointManager:
 
     @property
     def newest_updates(self) -> int | None:
-        """Updates in the newest checkpoint on disk, as of the last one written; None without a
-        checkpoint.
+        """Updates in the newest regular checkpoint on disk, as of the last one written; None
+        without one.
         """
-        return None if not self.listing else cast("tuple[int, int]", self.listing[0]["version"])[1]
+        return next(
+            (
+                cast("tuple[int, int]", entry["version"])[1]
+                for entry in self.listing
+                if entry["regular"]
+            ),
+            None,
+        )
 
     async def open(self) -> None:
         """Remove the files of a crashed writer, and list the checkpoints."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._disk, self._store.sweep)
+        await self.best.open()
+        await self._list()
+
+    async def _list(self) -> None:
+        """Read which checkpoints there are."""
+        loop, record = asyncio.get_running_loop(), self.best.record
         self.listing = await loop.run_in_executor(self._disk, self._store.list)
+        best = None
+        if record is not None:
+            best = BestVersion(
+                version=record.version.number,
+                mean_return=record.mean_return,
+                episodes=record.episodes,
+            )
+        self.statistics = replace(self.statistics, best=best)
 
     async def next_start(self) -> tuple[Version, int, Path | None]:
         """What a learner that starts now starts from: the version of a new lineage, samples trained
@@ -167,9 +201,7 @@ class CheckpointManager:
             self.statistics = replace(self.statistics, failures=self.statistics.failures + 1)
             return False
         self._written = True
-        self.listing = await asyncio.get_running_loop().run_in_executor(
-            self._disk, self._store.list
-        )
+        await self._list()
         self._seconds.add(time.monotonic() - began)
         self.statistics = replace(
             self.statistics, last_success=time.time(), seconds=self._seconds.read()
@@ -181,7 +213,7 @@ class CheckpointManager:
         try:
             staged = await asyncio.wrap_future(staging)
             saved = await learner.save(staged)
-            manifest = dict(self._manifest(saved))
+            manifest = {**self._manifest(saved), **self.best.entries(saved.version)}
             if self._save_replay is not None:
                 files = await self._save_replay(staged)
                 manifest["replay_files"] = {
@@ -194,6 +226,7 @@ class CheckpointManager:
                     staged, version=saved.version, state=saved.file, manifest=manifest
                 ),
             )
+            self.best.written(saved.version)
         except BaseException:  # cancelled, too: nothing half-written stays
             self._disk.submit(self._discard, staging)
             raise

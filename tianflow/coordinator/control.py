@@ -62,6 +62,11 @@ class LiveConfig:
         return self.cell.value.paused
 
     @property
+    def held_for_good(self) -> bool:
+        """True if the learner makes no further update."""
+        return self._held_for_good
+
+    @property
     def generation(self) -> int:
         """Generation of the settings in force."""
         return self.cell.key

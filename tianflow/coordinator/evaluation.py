@@ -1,24 +1,53 @@
-"""EvaluationScheduler and TargetTracker: evaluations, one at a time, and whether a run has reached
-its target return.
+"""EvaluationSchedule, EvaluationScheduler and TargetTracker: when evaluations are due, evaluations
+one at a time, and whether a run has reached its target return.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+from tianflow.config.evaluations import MAIN
 from tianflow.coordinator.counters import EpisodeTally
 from tianflow.errors import BrokenChannelError, EnvironmentFailedError
 from tianflow.logs import logger
 
 if TYPE_CHECKING:
+    from tianflow.config.model import EvaluationSettings
+    from tianflow.coordinator.best_checkpoint import BestCheckpoint, Candidate
     from tianflow.coordinator.control import LiveConfig
     from tianflow.coordinator.lifecycle import Lifecycle
     from tianflow.core.payloads import Episode, Evaluation, Version
     from tianflow.interfaces import EvaluatorPort, LearnerPort
 
 log = logger("evaluation")
+T = TypeVar("T")
+
+
+class EvaluationSchedule:
+    """When the next evaluation is due: by time, by environment steps, or by both.
+
+    Args:
+        now: monotonic time at which the run begins.
+        env_steps: steps before a resume.
+    """
+
+    def __init__(self, *, now: float, env_steps: int) -> None:
+        self._next_s, self._steps = now, env_steps
+
+    def take(self, settings: EvaluationSettings, *, now: float, env_steps: int) -> bool:
+        """True if an evaluation is due; the caller begins it now. A multiple of ``every_steps``
+        that was passed makes one due.
+        """
+        every = settings.every_steps
+        by_time = settings.every_s is not None and now >= self._next_s
+        by_steps = every is not None and env_steps // every > self._steps // every
+        if by_time and settings.every_s is not None:
+            self._next_s = now + settings.every_s
+        if by_time or by_steps:
+            self._steps = env_steps
+        return by_time or by_steps
 
 
 class EvaluationScheduler:
@@ -31,6 +60,7 @@ class EvaluationScheduler:
         timeout_s: limit of one evaluation.
         timed_out: called when an evaluation takes longer; restarts the evaluator.
         evaluated: receives every evaluation.
+        best: sees to the checkpoint of the best version.
     """
 
     def __init__(
@@ -42,16 +72,21 @@ class EvaluationScheduler:
         timeout_s: float,
         timed_out: Callable[[], None],
         evaluated: Callable[[Evaluation], None],
+        best: BestCheckpoint,
     ) -> None:
         self._ports, self._live, self._published = ports, live, published
         self._timeout_s, self._timed_out, self._evaluated = timeout_s, timed_out, evaluated
+        self._best = best
         self._lock = asyncio.Lock()
+        self._loaded: Version | None = None
         self.failures = 0
         """Evaluations without a result."""
         self.newest: dict[str, float] = {}
-        """``version``, ``mean_return`` and ``episodes`` of the newest evaluation; empty before the
-        first.
+        """``version``, ``mean_return`` and ``episodes`` of the newest main evaluation; empty before
+        the first.
         """
+        self.further: dict[str, dict[str, float]] = {}
+        """The same of each further evaluation, by name."""
 
     @property
     def busy(self) -> bool:
@@ -67,27 +102,64 @@ class EvaluationScheduler:
         """
         async with self._lock:
             reached = False
+            # A deterministic run has a checkpoint at each barrier, and an ending one writes its
+            # last checkpoint afterwards.
+            write = not (self._live.config.run.deterministic or self._live.held_for_good)
             try:
                 if hold:
                     self._live.hold_learner()
-                self._record(await self._play(hold))
-                reached = target is not None and self.newest["mean_return"] >= target
+                async with self._best.candidate(write=write) as candidate:
+                    self._loaded = await self._load(candidate, hold=hold)
+                    evaluation = await self._play(self._loaded, MAIN)
+                    self._record(evaluation)
+                    await self._best.consider(evaluation, candidate)
+                reached = target is not None and evaluation.mean_return >= target
             except (BrokenChannelError, EnvironmentFailedError) as error:
-                self.failures += 1
-                log.warning("an evaluation failed", error=str(error))
+                self._count_failure(MAIN, error)
             finally:
                 if hold and not reached:
                     self._live.release_learner()
             return reached
 
-    async def _play(self, hold: bool) -> Evaluation:
+    async def evaluate_further(self, name: str) -> None:
+        """Play the further evaluation ``name`` with the version of the main one before. A failure
+        is logged and counted.
+        """
+        async with self._lock:
+            try:
+                self._record(await self._play(self._loaded or self._published(), name))
+            except (BrokenChannelError, EnvironmentFailedError) as error:
+                self._count_failure(name, error)
+
+    async def _load(self, candidate: Candidate, *, hold: bool) -> Version:
+        """The version that the evaluator has loaded. A ``candidate`` writes exactly this one."""
         learner, evaluator = self._ports()
         if learner is None or evaluator is None:
             raise BrokenChannelError("evaluator or learner is missing")
-        at_least = await learner.rest() if hold else self._published()
+        if not hold:
+            version = await self._limited(evaluator.load(self._published()))
+            if not candidate.writes:
+                return version
+            # The learner rests for a moment only: a first load, above, may take seconds.
+            self._live.hold_learner()
+        try:
+            version = await self._limited(evaluator.load(await learner.rest()))
+            await candidate.begin(learner)
+            return version
+        finally:
+            if not hold:
+                self._live.release_learner()
+
+    async def _play(self, version: Version, name: str) -> Evaluation:
+        _, evaluator = self._ports()
+        if evaluator is None:
+            raise BrokenChannelError("evaluator or learner is missing")
+        return await self._limited(evaluator.evaluate(version, name))
+
+    async def _limited(self, work: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await evaluator.evaluate(at_least)
+                return await work
         except TimeoutError:
             self._timed_out()
             raise BrokenChannelError(
@@ -95,16 +167,27 @@ class EvaluationScheduler:
             ) from None
 
     def _record(self, evaluation: Evaluation) -> None:
-        count = len(evaluation.returns)
-        mean = sum(evaluation.returns) / count
-        self.newest = {"version": evaluation.version.number, "mean_return": mean, "episodes": count}
+        count, mean = len(evaluation.returns), evaluation.mean_return
+        found = {"version": evaluation.version.number, "mean_return": mean, "episodes": count}
+        named = {}
+        if evaluation.name == MAIN:
+            self.newest = found
+        else:
+            self.further[evaluation.name] = found
+            named = {"evaluation": evaluation.name}
         log.info(
             "evaluated",
+            **named,
             version=evaluation.version.number,
             mean_return=round(mean, 2),
             episodes=count,
         )
         self._evaluated(evaluation)
+
+    def _count_failure(self, name: str, error: Exception) -> None:
+        self.failures += 1
+        named = {} if name == MAIN else {"evaluation": name}
+        log.warning("an evaluation failed", **named, error=str(error))
 
 
 class TargetTracker:
@@ -117,6 +200,7 @@ class TargetTracker:
         lifecycle: of the run.
         evaluation: evaluates.
         target: mean return to reach; None: the run has no target.
+        further: names of the further evaluations.
         episodes: number of episodes before a resume.
     """
 
@@ -126,9 +210,11 @@ class TargetTracker:
         lifecycle: Lifecycle,
         evaluation: EvaluationScheduler,
         target: Callable[[], float | None],
+        further: Callable[[], Sequence[str]],
         episodes: int,
     ) -> None:
         self._lifecycle, self._evaluation, self._target = lifecycle, evaluation, target
+        self._further = further
         self.episodes = EpisodeTally(count=episodes)
         """Of training."""
         self.reached = False
@@ -157,8 +243,9 @@ class TargetTracker:
             self._lifecycle.run_in_background(self._confirm(target))
 
     async def evaluate(self) -> None:
-        """Evaluate the newest published version. A result that reaches the target is confirmed at
-        once: where actors explore, the returns of training may never reach it.
+        """Evaluate the newest published version, in the main evaluation and then in the others. A
+        result that reaches the target is confirmed at once: where actors explore, the returns of
+        training may never reach it.
         """
         target = self._target()
         if (
@@ -167,11 +254,19 @@ class TargetTracker:
             and self._lifecycle.state == "running"
         ):
             await self._confirm(target)
+        for name in self._further():
+            if self._lifecycle.state != "running" or self._lifecycle.ending.is_set():
+                return
+            await self._evaluation.evaluate_further(name)
 
     async def evaluate_last(self) -> None:
         """Evaluate the version that the run ends with, unless it was confirmed already."""
         if not self.reached:
             await self._reaches(self._target())
+
+    async def evaluate_last_further(self, name: str) -> None:
+        """Play a further evaluation with the version of `evaluate_last`."""
+        await self._evaluation.evaluate_further(name)
 
     async def _confirm(self, target: float) -> None:
         """Evaluate exactly the newest version, and end the run if it reaches ``target``."""

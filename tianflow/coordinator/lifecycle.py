@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
+from tianflow.coordinator.evaluation import EvaluationSchedule
 from tianflow.core.payloads import HEARTBEAT_S, NO_VERSION
 from tianflow.core.statistics import HistogramBuilder
 from tianflow.errors import RunError, StateConflictError
@@ -177,6 +178,7 @@ class PeriodicTasks:
         target: evaluates.
         env_steps: steps so far.
         updates: updates so far.
+        earlier_steps: steps before a resume.
     """
 
     def __init__(
@@ -188,6 +190,7 @@ class PeriodicTasks:
         target: TargetTracker,
         env_steps: Callable[[], int],
         updates: Callable[[], int],
+        earlier_steps: int,
     ) -> None:
         self._lifecycle, self._live = lifecycle, live
         self._checkpoints, self._target = checkpoints, target
@@ -195,6 +198,7 @@ class PeriodicTasks:
         self.loop_lag = HistogramBuilder()
         """By how much the loop was late, in seconds, at every tick."""
         self.last_tick = time.monotonic()
+        self._evaluations = EvaluationSchedule(now=self.last_tick, env_steps=earlier_steps)
 
     @property
     def alive(self) -> bool:
@@ -204,8 +208,7 @@ class PeriodicTasks:
     async def run(self) -> None:
         """Tick until cancelled."""
         loop, lifecycle = asyncio.get_running_loop(), self._lifecycle
-        next_save = next_evaluation = time.monotonic()
-        next_save += self._live.config.checkpoint.every_s
+        next_save = time.monotonic() + self._live.config.checkpoint.every_s
         while True:
             asked = loop.time()
             await asyncio.sleep(TICK_S)
@@ -217,14 +220,20 @@ class PeriodicTasks:
                 next_save = now + config.checkpoint.every_s
                 if not self._checkpoints.busy:  # a checkpoint that waits for a slow learner will do
                     lifecycle.run_in_background(self._checkpoints.save())
-            every = config.evaluation.every_s
-            # One at a time: the last evaluation of the run would have to wait for all others.
-            idle = not self._target.busy and not lifecycle.ending.is_set()
-            if every is None or now < next_evaluation:
-                continue
-            if idle and lifecycle.state == "running":
-                next_evaluation = now + every
+            if not config.run.deterministic and self.evaluation_begins(now):
                 lifecycle.run_in_background(self._target.evaluate())
+
+    def evaluation_begins(self, now: float) -> bool:
+        """True if an evaluation is due at ``now`` and may begin; the caller begins it."""
+        # One at a time: the last evaluation of the run would have to wait for all others.
+        idle = not self._target.busy and not self._lifecycle.ending.is_set()
+        return (
+            idle
+            and self._lifecycle.state == "running"
+            and self._evaluations.take(
+                self._live.config.evaluation, now=now, env_steps=self._env_steps()
+            )
+        )
 
     def _check_limits(self, now: float) -> None:
         limits = self._live.config.run
@@ -283,6 +292,9 @@ class Shutdown:
             # limit before a learner began has no version.
             if lifecycle.end_state == "done" and exchange.ledger.version != NO_VERSION:
                 await self._while_the_learner_reports(self._target.evaluate_last(), EVALUATION)
+                for name in self._live.config.evaluation.further:
+                    work = self._target.evaluate_last_further(name)
+                    await self._while_the_learner_reports(work, EVALUATION)
             # A wait of its own: an evaluation whose episodes never end must not cost the
             # checkpoint.
             await self._while_the_learner_reports(self._checkpoints.save(), "checkpoint")

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tianflow.channels.broadcast import Broadcast
+from tianflow.config.evaluations import meaning_of_returns
 from tianflow.config.schedules import Elapsed, value_at
 from tianflow.coordinator.balancer import Balancer
 from tianflow.coordinator.checkpointing import CheckpointManager, ResumePoint
@@ -110,6 +111,8 @@ class Run:
             learner=lambda: self.inbox.learner if registry.learner_works else None,
             manifest=lambda saved: self.snapshot.manifest(saved),  # noqa: PLW0108 - made below
             save_replay=replay.save if replay and config.checkpoint.replay else None,
+            best=config.checkpoint.best,
+            meaning=lambda saved: meaning_of_returns(live.config if saved is None else saved),
         )
         self.evaluation = EvaluationScheduler(
             ports=lambda: (self.inbox.learner, self.inbox.evaluator),
@@ -118,11 +121,13 @@ class Run:
             timeout_s=config.evaluation.timeout_s,
             timed_out=self.hosts.restart_evaluator,
             evaluated=self._evaluated,
+            best=self.checkpoints.best,
         )
         self.target = TargetTracker(
             lifecycle=lifecycle,
             evaluation=self.evaluation,
             target=lambda: live.config.run.target_return,
+            further=lambda: tuple(live.config.evaluation.further),
             episodes=base.episodes,
         )
         self.inbox = Inbox(
@@ -140,6 +145,7 @@ class Run:
             target=self.target,
             env_steps=lambda: self.snapshot.env_steps,
             updates=lambda: exchange.ledger.version.number,
+            earlier_steps=base.env_steps,
         )
         self.snapshot = RunSnapshot(
             run_id=run_id,
@@ -294,17 +300,24 @@ class Run:
 
     async def _barrier(self, number: int) -> None:
         """Deterministic mode: everything is drained already (bound 0, no grant is out). Save,
-        re-seed, continue.
+        evaluate if it is time, re-seed, continue.
+
+        An evaluation here is of the version that was saved, whatever the time of the machine.
         """
         await self.checkpoints.save()
+        if self.periodic.evaluation_begins(time.monotonic()):
+            await self.target.evaluate()
         self.exchange.seed_epoch = number
         self.exchange.release_grants("barrier")
 
     def _evaluated(self, evaluation: Evaluation) -> None:
-        mean = self.evaluation.newest["mean_return"]
         self.control.events.publish(
             EvaluationFinished(
-                evaluation.version.number, len(evaluation.returns), mean, evaluation.returns
+                evaluation.version.number,
+                len(evaluation.returns),
+                evaluation.mean_return,
+                evaluation.returns,
+                evaluation.name,
             )
         )
 

@@ -136,6 +136,7 @@ class RunSnapshot:
             recent_returns=tuple(target.episodes.returns),
             recent_lengths=tuple(target.episodes.lengths),
             evaluation=dict(self._evaluation.newest),
+            further_evaluations=dict(self._evaluation.further),
             evaluation_failures=self._evaluation.failures,
             restarts=self._hosts.restarts,
             starts=self._hosts.starts,

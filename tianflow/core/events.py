@@ -80,6 +80,8 @@ class EvaluationFinished(Event):
     episodes: int
     mean_return: float
     returns: tuple[float, ...]
+    name: str = "main"
+    """``main``, or the name of a further evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

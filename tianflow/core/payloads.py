@@ -356,6 +356,13 @@ class Evaluation:
     version: Version
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    name: str = "main"
+    """``main``, or the name of a further evaluation."""
+
+    @property
+    def mean_return(self) -> float:
+        """Mean over the episodes."""
+        return sum(self.returns) / len(self.returns)
 
 
 HEARTBEAT_S = 1.0

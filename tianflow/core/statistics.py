@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from tianflow.core.jsonable import JsonDocument
 from tianflow.core.learning import StatisticSum, together
 from tianflow.core.limits import RateLimits
 from tianflow.core.metrics import metric, parts
@@ -627,6 +628,21 @@ class ControllerStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class BestVersion(JsonDocument):
+    """The version with the best evaluation whose checkpoint is on disk."""
+
+    version: int = field(
+        metadata=metric("Version of the best checkpoint.", name="checkpoint_best_version")
+    )
+    mean_return: float = field(
+        metadata=metric(
+            "Mean return of the evaluation of the best checkpoint.", name="checkpoint_best_return"
+        )
+    )
+    episodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointStatistics:
     """Attempts, failures and times of checkpoints."""
 
@@ -650,6 +666,8 @@ class CheckpointStatistics:
         default_factory=lambda: HistogramBuilder().read(),
         metadata=metric("Time to write a checkpoint.", kind="histogram", name="checkpoint_seconds"),
     )
+    best: BestVersion | None = field(default=None, metadata=parts())
+    """None before an evaluation whose version is saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -930,7 +948,7 @@ class RunStatistics:
     """Returns of the last 100 episodes of training, oldest first."""
     recent_lengths: tuple[int, ...]
     evaluation: Mapping[str, float]
-    """``version``, ``mean_return`` and ``episodes`` of the newest evaluation; empty before the
+    """``version``, ``mean_return`` and ``episodes`` of the newest main evaluation; empty before the
     first.
     """
     evaluation_failures: int = field(
@@ -993,6 +1011,8 @@ class RunStatistics:
         )
     )
     sinks: Mapping[str, SinkStatistics] = field(default_factory=dict, metadata=parts("sink"))
+    further_evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """As ``evaluation``, the newest of each further evaluation, by its name."""
     trained_s: float = 0.0
     """Seconds that count towards ``run.max_seconds``."""
     evaluating: bool = False

@@ -16,6 +16,7 @@ import numpy as np
 
 from tianflow import plugins
 from tianflow.envs import episode_metrics
+from tianflow.envs.attributes import AttributeRefusedError, AttributeSetter
 from tianflow.envs.progress import EnvironmentProgress
 from tianflow.envs.using import with_environment
 from tianflow.envs.vector import VectorEnvironment, failures_named
@@ -71,6 +72,7 @@ def make(
     around: Wrapper | None = None,
     progress: EnvironmentProgress | None = None,
     previous_step: bool = False,
+    attributes: Callable[[], Mapping[str, Any]] | None = None,
 ) -> VectorEnvironment:
     """Create ``num_envs`` (default: from the settings) environments, without resetting them.
 
@@ -80,7 +82,7 @@ def make(
     whole vector if it has a parameter ``num_envs``. With ``vectorization`` envpool it is an id of
     envpool. ``around`` is the outermost wrapper of each single environment; a native vector accepts
     none. ``progress`` follows the environments, from their constructors on. ``previous_step``: see
-    `VectorEnvironment`.
+    `VectorEnvironment`. ``attributes``: those of ``env.set`` in force; None: of the settings.
 
     Raises:
         ConfigError: the settings are invalid, or a package of an extra is missing.
@@ -95,9 +97,14 @@ def make(
                 )
             ]
         )
-    progress = progress or EnvironmentProgress()
+    progress = following = progress or EnvironmentProgress()
+    setter = AttributeSetter(attributes or (lambda: settings.set))
     with _quiet():
-        recipe = _recipe(settings, () if around is None else (around,), progress)
+        recipe = _recipe(
+            settings,
+            () if around is None else (around,),
+            lambda environment: setter(following.constructed(environment)),
+        )
         with _extras_named(settings.id), failures_named("its constructor"):
             context = contextvars.copy_context()
             vector = context.run(recipe.make, num_envs)
@@ -184,6 +191,8 @@ def probe(config: Config) -> EnvironmentSpec:
         )
     except EnvironmentFailedError as error:
         cause = error.__cause__
+        if isinstance(cause, AttributeRefusedError):
+            raise ConfigError([cause.problem]) from error
         wrong_argument = isinstance(cause, TypeError) and "argument" in str(cause)
         path, value = (
             ("env.kwargs", config.env.kwargs) if wrong_argument else ("env.id", config.env.id)
@@ -216,10 +225,10 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _recipe(
-    settings: EnvSettings, around: tuple[Wrapper, ...], progress: EnvironmentProgress
-) -> Recipe:
-    """The factory of the vector that ``settings`` name."""
+def _recipe(settings: EnvSettings, around: tuple[Wrapper, ...], finished: Wrapper) -> Recipe:
+    """The factory of the vector that ``settings`` name. ``finished`` is called with each single
+    environment, after all wrappers.
+    """
     import gymnasium
 
     if settings.vectorization == "envpool":
@@ -234,9 +243,9 @@ def _recipe(
             if name not in gymnasium.registry:
                 raise _unknown_attribute(error, settings.id, module) from error
         else:
-            return Recipe(_from_callable(settings, found, around, progress))
+            return Recipe(_from_callable(settings, found, around, finished))
     found_spec = _registered(settings.id, name if colon else settings.id)
-    return _from_spec(settings, found_spec, around, progress)
+    return _from_spec(settings, found_spec, around, finished)
 
 
 def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> Recipe:
@@ -348,6 +357,10 @@ def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: boo
         message = "wrappers apply to single environments, and this one is a native vector"
         accepted = "env.vectorization = 'sync' if it has a single form, or no wrappers"
         raise ConfigError([Problem("env.wrappers", list(settings.wrappers), message, accepted)])
+    if native and settings.set:
+        message = "attributes are set on single environments, and this one is a native vector"
+        accepted = "env.vectorization = 'sync' if it has a single form, or no attributes"
+        raise ConfigError([Problem("env.set", dict(settings.set), message, accepted)])
     found: list[Wrapper] = []
     for index, name in enumerate(settings.wrappers):
         wrapper = plugins.load_object(name, path=f"env.wrappers.{index}")
@@ -367,7 +380,7 @@ def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: boo
 
 
 def _from_spec(
-    settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...], progress: EnvironmentProgress
+    settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...], finished: Wrapper
 ) -> Recipe:
     """Factory that uses `gymnasium.make_vec`: the id's own vector environment, or a synchronous
     one.
@@ -395,7 +408,7 @@ def _from_spec(
     given = {**({"frameskip": 4} if atari else {}), **spec.kwargs, **kwargs}
     clips = native and atari and bool(given.get("reward_clipping", True))
     if not native:
-        wrappers.append(progress.constructed)
+        wrappers.append(finished)
         # Observations are copied to the slot at once, so the vector need not copy them.
         kwargs["vector_kwargs"] = {"copy": False, **_mapping(kwargs.get("vector_kwargs", {}))}
         kwargs["disable_env_checker"] = True
@@ -450,7 +463,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _from_callable(
-    settings: EnvSettings, found: Any, around: tuple[Wrapper, ...], progress: EnvironmentProgress
+    settings: EnvSettings, found: Any, around: tuple[Wrapper, ...], finished: Wrapper
 ) -> Maker:
     """Factory from the user's class or function, of one environment or of a vector."""
     import gymnasium
@@ -493,7 +506,7 @@ def _from_callable(
             )
         for wrapper in wrappers:
             environment = wrapper(environment)
-        return progress.constructed(environment)
+        return finished(environment)
 
     return lambda num_envs: _merging_what_is_read(
         gymnasium.vector.SyncVectorEnv([one] * num_envs, **vector_kwargs)

@@ -139,12 +139,19 @@ class ComponentHost:
         """Publish the newest version at the next boundary."""
         return await self._owed(self._learner().rest())
 
-    async def evaluate(self, at_least: Version) -> Evaluation:
-        """Evaluate the newest version."""
-        if self._role("evaluator") is None:
+    async def load(self, at_least: Version) -> Version:
+        """Load the newest version for evaluations."""
+        return await self._owed(self._evaluator().load(at_least))
+
+    async def evaluate(self, at_least: Version, name: str) -> Evaluation:
+        """Play the evaluation ``name`` with the version that was loaded last."""
+        return await self._owed(self._evaluator().evaluate(at_least, name))
+
+    def _evaluator(self) -> Evaluator:
+        evaluator = self._role("evaluator")
+        if evaluator is None:
             raise BrokenChannelError(f"host {self.name!r} has no evaluator")
-        evaluator = cast("Evaluator", self._role("evaluator"))
-        return await self._owed(evaluator.evaluate(at_least))
+        return cast("Evaluator", evaluator)
 
     def _learner(self) -> Learner:
         learner = self._role("learner")

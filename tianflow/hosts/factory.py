@@ -147,7 +147,7 @@ class Builder:
         from tianflow.components.evaluator import Evaluator
         from tianflow.envs import make
 
-        config = self._config
+        previous_step = self._config.previous_step
         return Evaluator(
             name=component.name,
             host=self._host,
@@ -156,10 +156,7 @@ class Builder:
             settings=self._ends.settings,
             compute=self._compute,
             make_policy=self._policy,
-            make_environment=lambda count: make.make(
-                config.env, count, previous_step=config.previous_step
-            ),
-            seed=make.environment_seed(config.run.seed, 0, config.evaluation.num_envs, stream=1),
+            make_environment=lambda env, count: make.make(env, count, previous_step=previous_step),
         )
 
     def _inference_server(self, component: ComponentSpec) -> InferenceServer:
@@ -242,6 +239,7 @@ class Builder:
             actor_index=component.index,
             incarnation=incarnation.number,
             actors=lambda: self._config.actors.count,
+            attributes=lambda: self._config.env.set,
             progress=progress,
             requests=self._requests(),
         )

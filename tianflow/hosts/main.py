@@ -27,7 +27,9 @@ from tianflow.channels.messages import (
     Heartbeat,
     HostFailed,
     LearnerRested,
+    LoadPolicy,
     NotEvaluated,
+    PolicyLoaded,
     PutSettings,
     RestLearner,
     SaveState,
@@ -218,6 +220,7 @@ class LinkedHost:
                 SetComponents: lambda message: host.reconcile(message.components),
                 SaveState: lambda message: self._serve(self._save(message)),
                 RestLearner: lambda message: self._serve(self._rest(message)),
+                LoadPolicy: lambda message: self._serve(self._load(message)),
                 Evaluate: lambda message: self._serve(self._evaluate(message)),
                 Stop: lambda _: host.stop(),
             }
@@ -273,9 +276,13 @@ class LinkedHost:
     async def _rest(self, message: RestLearner) -> None:
         self._link.send(LearnerRested(message.request, await self._host.rest()))
 
+    async def _load(self, message: LoadPolicy) -> None:
+        version = await self._host.load(message.at_least)
+        self._link.send(PolicyLoaded(message.request, version))
+
     async def _evaluate(self, message: Evaluate) -> None:
         try:
-            evaluation = await self._host.evaluate(message.at_least)
+            evaluation = await self._host.evaluate(message.at_least, message.name)
         except EnvironmentFailedError as error:
             self._link.send(NotEvaluated(message.request, error.summary, error.details))
         else:

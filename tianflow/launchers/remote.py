@@ -32,7 +32,9 @@ from tianflow.channels.messages import (
     HostFailed,
     ItemsSaved,
     LearnerRested,
+    LoadPolicy,
     NotEvaluated,
+    PolicyLoaded,
     Prioritised,
     PutSettings,
     RecordLogged,
@@ -233,9 +235,13 @@ class RemoteHost:
         """Publish the newest version at the next boundary."""
         return await self._request(Version, RestLearner)
 
-    async def evaluate(self, at_least: Version) -> Evaluation:
-        """Evaluate the newest version."""
-        return await self._request(Evaluation, lambda number: Evaluate(number, at_least))
+    async def load(self, at_least: Version) -> Version:
+        """Load the newest version for evaluations."""
+        return await self._request(Version, lambda number: LoadPolicy(number, at_least))
+
+    async def evaluate(self, at_least: Version, name: str) -> Evaluation:
+        """Play the evaluation ``name`` with the version that was loaded last."""
+        return await self._request(Evaluation, lambda number: Evaluate(number, at_least, name))
 
     async def _request(self, answer: type[T], make: Callable[[int], object]) -> T:
         if self._gone:  # it may have gone since the caller looked
@@ -284,6 +290,7 @@ class RemoteHost:
                 StateSaved: lambda message: answer(message.request, message.state),
                 StateNotSaved: lambda m: answer(m.request, CheckpointError(m.reason)),
                 LearnerRested: lambda message: answer(message.request, message.version),
+                PolicyLoaded: lambda message: answer(message.request, message.version),
                 Evaluated: lambda message: answer(message.request, message.evaluation),
                 NotEvaluated: lambda m: answer(
                     m.request, EnvironmentFailedError(m.summary, m.details)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -202,8 +202,7 @@ class Recorder:
         if self._resumed:
             self._resumed = False
             marks.append({"t": at, "kind": "resumed", "updates": now.ledger.version.number})
-        if now.evaluation and (self._before is None or now.evaluation != self._before.evaluation):
-            marks.append({"t": at, "kind": "evaluation", **now.evaluation})
+        marks += [{"t": at, "kind": "evaluation", **found} for found in self._evaluated(now)]
         audited, records = self._run.audited, self._run.audit()
         new = audited - self._audited
         self._audited = audited
@@ -222,6 +221,15 @@ class Recorder:
             )
         kept, left_out = newest_marks(marks)
         return kept, left_out + new - len(fresh)
+
+    def _evaluated(self, now: RunStatistics) -> Iterator[Mapping[str, str | float]]:
+        """Evaluations since the sample before. Further ones have a ``name``."""
+        before = self._before
+        if now.evaluation and (before is None or now.evaluation != before.evaluation):
+            yield now.evaluation
+        for name, found in now.further_evaluations.items():
+            if before is None or found != before.further_evaluations.get(name):
+                yield {"name": name, **found}
 
 
 def staleness_between(before: RunStatistics | None, now: RunStatistics) -> TrainedStaleness:

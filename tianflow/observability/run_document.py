@@ -17,6 +17,7 @@ from tianflow.config.model import Config
 from tianflow.core.jsonable import JsonDocument
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import (
+    BestVersion,
     ComponentStatistics,
     ControllerStatistics,
     Diagnosis,
@@ -283,6 +284,8 @@ class CheckpointCounts(JsonDocument):
     attempts: NonNegativeInt
     failures: NonNegativeInt
     last_success: float
+    best: BestVersion | None
+    """None before an evaluation whose version is saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +314,8 @@ class RunDocument(JsonDocument):
     target: TargetProgress
     evaluation: Mapping[str, float] | None
     """Newest evaluation: ``version``, ``mean_return`` and ``episodes``."""
+    further_evaluations: Mapping[str, Mapping[str, float]]
+    """The same of each further evaluation, by its name."""
     versions: RunVersions
     staleness: StalenessAgainstBound
     trajectories: TrajectoryCounts
@@ -361,6 +366,7 @@ def describe(run: RunStatistics, config: Config, rates: RunRates) -> RunDocument
         learning=LearningState(values=rates.learning(WINDOWS[0]), curves=rates.curves(POINTS)),
         target=TargetProgress(return_=run.target_return, reached_after_s=run.time_to_target_s),
         evaluation=run.evaluation or None,
+        further_evaluations=run.further_evaluations,
         versions=RunVersions(
             learner=_version(ledger.version),
             published=_version(ledger.published),

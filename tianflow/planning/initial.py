@@ -29,13 +29,13 @@ from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 from tianflow.rundir.parameters import Fit, lines
 
 PATH = "run.init_from"
-ACCEPTED = "a run in the directory of runs, or the directory of a run or checkpoint"
+ACCEPTED = "a run in the directory of runs, or the directory of a run or checkpoint; RUN@best"
 MOST_DIFFERENCES = 10
 """Number of different settings that are listed."""
 LONGEST = 60
 """Characters of a value that are shown."""
 COMPARED = {
-    "env": ("id", "kwargs", "wrappers", "normalisation"),
+    "env": ("id", "kwargs", "set", "wrappers", "normalisation"),
     "network": None,
     "algorithm": None,
 }

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from tianflow.channels.codec import Codec
-from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
+from tianflow.config.evaluations import all_evaluations
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, EnvSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.core.process_table import kill_marked
 from tianflow.errors import ConfigError, Problem, TianflowError
@@ -70,19 +71,23 @@ ANSWERS.register(Answer)
 
 def runs_user_code(config: Config) -> bool:
     """True if validating ``config`` runs code that is neither tianflow's nor Gymnasium's."""
-    if (
-        config.env.wrappers
-        or ":" in config.network.name
-        or config.algorithm.name not in BUILT_IN_ALGORITHMS
-    ):
+    if ":" in config.network.name or config.algorithm.name not in BUILT_IN_ALGORITHMS:
         return True
-    if config.env.vectorization == "envpool" or config.env.id.startswith(("ALE/", "ale_py:ALE/")):
+    return any(
+        _is_users(env) for env in (config.env, *(found.env for found in all_evaluations(config)))
+    )
+
+
+def _is_users(env: EnvSettings) -> bool:
+    if env.wrappers:
+        return True
+    if env.vectorization == "envpool" or env.id.startswith(("ALE/", "ale_py:ALE/")):
         return False
-    if ":" in config.env.id:
+    if ":" in env.id:
         return True
     import gymnasium
 
-    spec = gymnasium.registry.get(config.env.id)
+    spec = gymnasium.registry.get(env.id)
     entries = () if spec is None else (spec.entry_point, spec.vector_entry_point)
     return any(entry is not None and not str(entry).startswith(SHIPPED) for entry in entries)
 

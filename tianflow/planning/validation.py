@@ -5,12 +5,15 @@ It does not import PyTorch; a user's own network or algorithm may import it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tianflow import plugins
 from tianflow.config import rules as config_rules
+from tianflow.config.evaluations import all_evaluations
+from tianflow.config.loading import with_changes
 from tianflow.config.model import Config
 from tianflow.config.networks import PREVIOUS_ACTION
 from tianflow.config.portable import unportable_settings
@@ -18,6 +21,7 @@ from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 from tianflow.planning import probe
+from tianflow.planning.resuming import difference
 
 log = logger("validation")
 
@@ -31,18 +35,23 @@ class Validation:
     spec: EnvironmentSpec | None
 
 
-def validate(config: Config, *, report: Callable[[str], None] = log.warning) -> Validation:
+def validate(
+    config: Config,
+    *,
+    report: Callable[[str], None] = log.warning,
+    limit_s: float = math.inf,
+) -> Validation:
     """Check everything that ``config`` names. The environment is made once and closed again.
 
     A user's own code runs in a child process, see `tianflow.planning.probe`; ``report`` is called
-    while that takes long.
+    while that takes long. UndecidedError if it takes longer than ``limit_s`` seconds.
     """
     if not probe.needs_child(config):
         return validate_here(config)
     if unportable := list(unportable_settings(config.model_dump())):
         return Validation(tuple(unportable), (), None)  # the child could not receive it
     try:
-        answer = probe.probe(config, report=report)
+        answer = probe.probe(config, report=report, limit_s=limit_s)
     except ConfigError as error:
         return Validation(tuple(error.problems), (), None)
     problems = tuple(Problem(*fields) for fields in answer.problems)
@@ -56,7 +65,11 @@ def validate_here(config: Config) -> Validation:
     if not problems:
         try:
             spec = _probe(config)
-            problems += _check_against(config, spec) or _check_own_network(config, spec)
+            problems += (
+                _check_against(config, spec)
+                or _check_own_network(config, spec)
+                or _check_evaluations(config, spec)
+            )
         except ConfigError as error:
             problems += error.problems
     advice = [*config_rules.advice(config), *_clipped_rewards(spec)]
@@ -69,6 +82,41 @@ def require_valid(config: Config, *, report: Callable[[str], None] = log.warning
     if validation.problems:
         raise ConfigError(validation.problems)
     return validation
+
+
+def require_settable(
+    config: Config, changes: Mapping[str, Mapping[str, object]], *, limit_s: float = math.inf
+) -> None:
+    """Try ``changes`` of ``env.set`` on new environments. They may take seconds to make, so it must
+    not run on a loop. Other changes are not tried.
+
+    Raises:
+        ConfigError: an environment does not have one of the attributes, does not accept its value,
+            changes its spaces, or was not made within ``limit_s`` seconds.
+    """
+    if "env" not in changes:
+        return
+    changed = with_changes(config, {"env": changes["env"]})
+    try:
+        problems = validate(changed, limit_s=limit_s).problems
+    except probe.UndecidedError as error:
+        message = f"cannot be tried: {error}"
+        accepted = "a change in Python, which waits longer; or stop the run, and resume it with it"
+        value = dict(changed.env.set)
+        raise ConfigError([Problem("env.set", value, message, accepted)]) from error
+    if problems:
+        raise ConfigError([_of_attributes(problem, changed) for problem in problems])
+
+
+def _of_attributes(problem: Problem, config: Config) -> Problem:
+    """``problem`` with the value that was given, not its text from a child process. A problem of
+    the environment itself is one of its attributes, because nothing else changed.
+    """
+    given, path = dict(config.env.set), problem.path
+    if path in ("env.id", "env.set"):
+        return Problem("env.set", given, problem.message, problem.accepted)
+    value = given.get(path.removeprefix("env.set."), problem.value)
+    return Problem(path, value, problem.message, problem.accepted, problem.nearest)
 
 
 def require_environment(config: Config) -> EnvironmentSpec:
@@ -119,6 +167,36 @@ def _check_own_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
         message = f"cannot be made for {spec.id}: {type(error).__name__}: {error}"
         return [Problem("network.name", config.network.name, message)]
     return []
+
+
+def _check_evaluations(config: Config, spec: EnvironmentSpec) -> list[Problem]:
+    """Make each environment that an evaluation has of its own. Its spaces must be those of
+    training.
+    """
+    problems: list[Problem] = []
+    for planned in all_evaluations(config):
+        if planned.env == config.env:
+            continue
+        try:
+            made = _probe(config.model_copy(update={"env": planned.env}))
+        except ConfigError as error:
+            problems += [
+                Problem(
+                    f"{planned.path}.{found.path.removeprefix('env.')}",
+                    found.value,
+                    found.message,
+                    found.accepted,
+                    found.nearest,
+                )
+                for found in error.problems
+            ]
+            continue
+        if differing := difference(spec, made, old_name="training", new_name="the evaluation"):
+            path, value = planned.first_difference
+            accepted = "an environment with the spaces of training"
+            message = f"{differing}, so the policy cannot act there"
+            problems.append(Problem(path, value, message, accepted))
+    return problems
 
 
 def _probe(config: Config) -> EnvironmentSpec:

@@ -11,7 +11,7 @@ from typing import Any
 from tianflow.core.formatting import DASH, duration, number
 from tianflow.observability.run_document import ENDED
 from tianflow.report.markup import Markup, element, joined
-from tianflow.report.records import Records, number_at
+from tianflow.report.records import Records, number_at, table_at
 from tianflow.report.scripts import bundled, data, policy
 from tianflow.report.style import css
 from tianflow.rundir.history import thinned
@@ -109,7 +109,12 @@ def facts(run: Records) -> dict[str, str]:
         "updates": number(number_at(newest, "updates")),
         "episodes": number(number_at(newest, "episodes")),
         "mean return": number(number_at(newest, "mean_return")),
-        "evaluated": _evaluated(run),
+        "evaluated": _evaluated(run, None),
+        **{
+            f"evaluated ({name})": _evaluated(run, name)
+            for name in table_at(run.config, "evaluation", "further")
+        },
+        "best": _best(run),
         "target": DASH if target is None else number(target) + _reached(run),
         "staleness": _staleness(run, newest),
         "violations of the bound": number(
@@ -137,14 +142,33 @@ def _speed(run: Records) -> float | None:
     return sum(rate * span for rate, span in pairs) / seconds if seconds > 0.0 else None
 
 
-def _evaluated(run: Records) -> str:
-    found = run.summary.get("evaluation")
+def _evaluated(run: Records, name: str | None) -> str:
+    """The newest evaluation; ``name``: None for the main one."""
+    found = (
+        run.summary.get("evaluation")
+        if name is None
+        else table_at(run.summary, "further_evaluations").get(name)
+    )
     if not found:
         found = next(
-            (mark for mark in reversed(run.marks()) if mark.get("kind") == "evaluation"), None
+            (
+                mark
+                for mark in reversed(run.marks())
+                if mark.get("kind") == "evaluation" and mark.get("name") == name
+            ),
+            None,
         )
     if not isinstance(found, Mapping):
         return DASH
+    return _outcome(found)
+
+
+def _best(run: Records) -> str:
+    found = table_at(run.summary, "best")
+    return _outcome(found) if found else ""
+
+
+def _outcome(found: Mapping[str, Any]) -> str:
     version, episodes = number(number_at(found, "version")), number(number_at(found, "episodes"))
     return f"{number(number_at(found, 'mean_return'))} (version {version}, {episodes} episodes)"
 

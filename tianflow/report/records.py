@@ -70,6 +70,13 @@ def number_at(row: object, *path: str) -> float | None:
     return float(row) if isinstance(row, int | float) and is_number(row) else None
 
 
+def table_at(row: object, *path: str) -> Mapping[str, Any]:
+    """The table at ``path`` in ``row``; empty if it is missing or not a table."""
+    for key in path:
+        row = row.get(key) if isinstance(row, Mapping) else None
+    return row if isinstance(row, Mapping) else {}
+
+
 def find(run: str, runs_dir: Path) -> Path:
     """The directory of ``run``, given by name or directory.
 

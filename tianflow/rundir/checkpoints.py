@@ -41,6 +41,8 @@ from tianflow.rundir.parameters import encode_tables, read_parameters
 LARGEST_MANIFEST = 16 * 2**20
 """Bytes of a manifest that are read at most."""
 STATE, MANIFEST = "state.safetensors", "manifest.json"
+BEST = "@best"
+"""Ending of the name of a run that means its best checkpoint."""
 _STAGED = ".tmp-"
 _NAME = re.compile(r"v(\d+)-(\d{10,})")
 _RESERVED = frozenset({"format", "version", "created", "state"})
@@ -172,9 +174,13 @@ class CheckpointStore:
     """The checkpoints of one run. All methods wait for the disk; call them from a thread that may
     block.
 
+    The best checkpoint is the newest one with ``best`` in its manifest: a version gets this entry
+    when its evaluation exceeds those before. A checkpoint that was written for its evaluation alone
+    does not count as one of the newest, so a run continues from a regular one.
+
     Args:
         directory: ``<run>/checkpoints``; created when needed.
-        keep: number of whole checkpoints that are retained.
+        keep: number of regular whole checkpoints that are retained, beside the best one.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -212,7 +218,7 @@ class CheckpointStore:
             raise ValueError(
                 f"a manifest may not hold {', '.join(sorted(taken))}: publish writes them"
             )
-        target = self._directory / f"v{version.lineage}-{version.number:010d}"
+        target = self._path(version)
         try:
             with _as_checkpoint_errors(staged):
                 _verify(staged / STATE, state)
@@ -225,6 +231,50 @@ class CheckpointStore:
             raise
         self._prune(target)
         return target
+
+    def publish_best(
+        self,
+        staged: Path,
+        *,
+        version: Version,
+        state: StateFile,
+        manifest: Mapping[str, object],
+        best: Mapping[str, object],
+    ) -> Path:
+        """As `publish`, for the checkpoint of a version that is the best one: ``best`` has
+        ``mean_return`` and ``episodes`` of its evaluation. A whole checkpoint of this version is
+        marked instead, and ``staged`` removed.
+
+        Raises:
+            CheckpointError, ValueError: as `publish`.
+        """
+        marked = self.mark_best(version, best)
+        if marked is None:
+            entries = {**manifest, "best": {**best, "only": True}}
+            return self.publish(staged, version=version, state=state, manifest=entries)
+        self.discard(staged)
+        return marked
+
+    def mark_best(self, version: Version, best: Mapping[str, object]) -> Path | None:
+        """Make the whole checkpoint of ``version`` the best one; None if it does not exist.
+
+        Raises:
+            CheckpointError: the system refuses. The checkpoint is then as before.
+        """
+        target = self._path(version)
+        for manifest in _whole(target):
+            entries = {**manifest, "best": {**best, "only": _only_best(manifest)}}
+            staged = self.stage()
+            try:
+                with _as_checkpoint_errors(target):
+                    _write_synced(staged / MANIFEST, _as_json(entries))
+                    (staged / MANIFEST).replace(target / MANIFEST)
+                    _sync_directory(target)
+            finally:
+                self.discard(staged)
+            self._prune(target)
+            return target
+        return None
 
     def publish_data(
         self, data: bytes, *, version: Version, manifest: Mapping[str, object]
@@ -278,9 +328,12 @@ class CheckpointStore:
             self.discard(path)
 
     def list(self) -> Sequence[Mapping[str, object]]:
-        """Name, version, env_steps, bytes and creation time of each checkpoint, newest first. Sizes
-        are verified, hashes are not.
+        """Name, version, env_steps, bytes and creation time of each checkpoint, newest first;
+        whether it is the best one, and whether it is a regular one. Sizes are verified, hashes are
+        not.
         """
+        found = [(path, manifest) for path in self._paths() for manifest in _whole(path)]
+        best = next((path for path, manifest in found if manifest.get("best")), None)
         return tuple(
             {
                 "name": path.name,
@@ -288,9 +341,10 @@ class CheckpointStore:
                 "env_steps": manifest.get("env_steps", 0),
                 "bytes": manifest["state"]["nbytes"],
                 "created": manifest["created"],
+                "best": path == best,
+                "regular": not _only_best(manifest),
             }
-            for path in self._paths()
-            for manifest in _whole(path)
+            for path, manifest in found
         )
 
     def last_lineage(self) -> int:
@@ -306,9 +360,20 @@ class CheckpointStore:
 
     def newest(self) -> Checkpoint | None:
         """The newest whole checkpoint; others are skipped with a warning. None without a
-        whole one.
+        whole one. One that was written for its evaluation alone counts only without others.
         """
-        for path in self._paths():
+        paths = self._paths()
+        regular = [path for path in paths if not _is_only_best(path)]
+        return self._first_whole([*regular, *(path for path in paths if path not in regular)])
+
+    def best(self) -> Checkpoint | None:
+        """The best checkpoint; one that is damaged is skipped with a warning. None without one."""
+        return self._first_whole(
+            [path for path in self._paths() for found in _whole(path) if found.get("best")]
+        )
+
+    def _first_whole(self, paths: Sequence[Path]) -> Checkpoint | None:
+        for path in paths:
             try:
                 return self.load(path)
             except CheckpointError as error:
@@ -344,6 +409,9 @@ class CheckpointStore:
         _check_arrays(path)
         return Checkpoint(path, Version(*manifest["version"]), manifest)
 
+    def _path(self, version: Version) -> Path:
+        return self._directory / f"v{version.lineage}-{version.number:010d}"
+
     def _paths(self) -> Sequence[Path]:
         """All directories with the name of a checkpoint, newest version first."""
         found = [(_version_of(path), path) for path in self._directory.glob("v*-*")]
@@ -355,10 +423,14 @@ class CheckpointStore:
         ]
 
     def _prune(self, published: Path) -> None:
-        """Delete all but the newest ``keep`` whole checkpoints; never the one just published."""
-        retained = 0
-        for path in self._paths():
-            if retained >= self._keep and path != published:
+        """Delete all but the newest ``keep`` regular checkpoints and the best one; never the one
+        just published.
+        """
+        retained, paths = 0, self._paths()
+        best = next((path for path in paths for found in _whole(path) if found.get("best")), None)
+        for path in paths:
+            only = _is_only_best(path)
+            if (only or retained >= self._keep) and path not in (published, best):
                 try:
                     surplus = path.rename(
                         self._directory / f"{_STAGED}{secrets.token_hex(8)}"
@@ -370,17 +442,22 @@ class CheckpointStore:
                         checkpoint=str(path),
                         reason=str(error),
                     )
-            retained += sum(1 for _ in _whole(path))
+            elif not only:
+                retained += sum(1 for _ in _whole(path))
 
 
 def resolve(source: str, runs_dir: Path, *, only_runs: bool = False) -> Path:
     """Find the checkpoint of ``source``: a run's name or directory, its checkpoints directory, or a
     checkpoint. ``only_runs``: ``source`` is relative to ``runs_dir``, nothing else is tried.
 
+    With `BEST` at the end, ``source`` is a run, and the result its best checkpoint.
+
     Raises:
         CheckpointError: ``source`` does not exist, or holds no whole checkpoint; the message lists
             the alternatives.
     """
+    if source.endswith(BEST):
+        return _resolve_best(source.removesuffix(BEST), runs_dir, only_runs=only_runs)
     places = (runs_dir / source,) if only_runs else (Path(source), runs_dir / source)
     for path in places:
         if _version_of(path) is not None and path.is_dir():
@@ -414,6 +491,23 @@ def resolve(source: str, runs_dir: Path, *, only_runs: bool = False) -> Path:
         f"run or checkpoint {source!r} does not exist; runs with checkpoints in "
         f"{str(runs_dir)!r}: {', '.join(runs) or 'none'}{hint}"
     )
+
+
+def _resolve_best(run: str, runs_dir: Path, *, only_runs: bool) -> Path:
+    newest = resolve(run, runs_dir, only_runs=only_runs)
+    places = (runs_dir / run,) if only_runs else (Path(run), runs_dir / run)
+    if any(place.resolve() == newest.resolve() for place in places):
+        raise CheckpointError(
+            f"{run!r} is a checkpoint, and only a run has a best one; accepted: the name or the "
+            f"directory of a run, or {run!r} without {BEST}"
+        )
+    best = CheckpointStore(newest.parent, keep=1).best()
+    if best is None:
+        raise CheckpointError(
+            f"run {run!r} has no best checkpoint: no evaluation of it was saved (checkpoint.best, "
+            f"evaluation.every_s); found: {_listing(newest.parent, 'v*-*')}"
+        )
+    return best.path
 
 
 def _listing(directory: Path, pattern: str) -> str:
@@ -451,9 +545,13 @@ def serialized(arrays: Mapping[str, NDArray[Any]], tables: Mapping[str, WeightsT
 def _described(version: Version, state: StateFile, manifest: Mapping[str, object]) -> bytes:
     created = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     file = {"sha256": state.sha256, "nbytes": state.nbytes}
+    own = {"format": FORMAT, "version": list(version), "created": created, "state": file}
+    return _as_json({**own, **manifest})
+
+
+def _as_json(manifest: Mapping[str, object]) -> bytes:
     try:
-        own = {"format": FORMAT, "version": list(version), "created": created, "state": file}
-        return json.dumps({**own, **manifest}, indent=1, allow_nan=False).encode() + b"\n"
+        return json.dumps(manifest, indent=1, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"the manifest cannot be written as strict JSON: {error}") from error
 
@@ -477,6 +575,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _is_only_best(path: Path) -> bool:
+    """True for a whole checkpoint that was written for its evaluation alone."""
+    return any(map(_only_best, _whole(path)))
+
+
+def _only_best(manifest: Mapping[str, Any]) -> bool:
+    return bool((manifest.get("best") or {}).get("only", False))
 
 
 def _whole(path: Path) -> Iterator[dict[str, Any]]:

@@ -127,7 +127,9 @@ class HistoryRow(JsonDocument):
     generation: NonNegativeInt
     """Generation of the settings in force."""
     marks: Sequence[Mapping[str, Any]]
-    """Events of the span, each with ``t`` and ``kind``: evaluation, change or resumed."""
+    """Events of the span, each with ``t`` and ``kind``: evaluation, change or resumed. A further
+    evaluation has its ``name``.
+    """
     marks_left_out: NonNegativeInt
     """Number of marks that were dropped to bound the line."""
 
@@ -224,11 +226,13 @@ def merged(older: Row, newer: Row) -> Row:
 
 
 def newest_marks(marks: Sequence[Row]) -> tuple[list[Row], int]:
-    """The newest `MARKS` marks of each kind in their order, and the number of the others."""
-    seen: Counter[str] = Counter()
+    """The newest `MARKS` marks of each kind in their order, and the number of the others. Each
+    further evaluation is a kind of its own.
+    """
+    seen: Counter[tuple[str, str]] = Counter()
     kept = []
     for mark in reversed(marks):
-        kind = str(mark.get("kind"))
+        kind = str(mark.get("kind")), str(mark.get("name"))
         seen[kind] += 1
         if seen[kind] <= MARKS:
             kept.append(mark)

@@ -56,6 +56,15 @@ class LimiterRecord(_Part):
     max_diff: Number | None
 
 
+class BestRecord(_Part):
+    """The evaluation by which a checkpoint became the best one of its run."""
+
+    mean_return: Number
+    episodes: Count
+    only: bool
+    """True if the checkpoint was written for this evaluation alone: without replay contents."""
+
+
 class Manifest(_Part):
     """What a checkpoint says of itself. Checkpoints of older versions lack some fields."""
 
@@ -76,6 +85,8 @@ class Manifest(_Part):
     environment: dict[str, Any] = {}
     recent_returns: Annotated[list[Number], Field(max_length=10_000)] = []
     evaluation: dict[str, Number] = {}
+    best: BestRecord | None = None
+    """Absent if the version was never the best one."""
     replay: LimiterRecord | None = None
     replay_files: Annotated[dict[FileName, FileRecord], Field(max_length=4096)] = {}
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeInt
 
 from tianflow.core.jsonable import JsonDocument, json_ready
-from tianflow.core.statistics import LedgerSnapshot, ReplayStatistics, RunStatistics, quantile
+from tianflow.core.statistics import (
+    BestVersion,
+    LedgerSnapshot,
+    ReplayStatistics,
+    RunStatistics,
+    quantile,
+)
 
 if TYPE_CHECKING:
     from tianflow.rundir.checkpoints import Checkpoint
@@ -85,6 +91,10 @@ class RunSummary(JsonDocument):
     target_reached: bool
     evaluation: Mapping[str, float]
     """Newest evaluation: ``version``, ``mean_return`` and ``episodes``; empty without one."""
+    further_evaluations: Mapping[str, Mapping[str, float]]
+    """The same of each further evaluation, by its name."""
+    best: BestVersion | None
+    """The version with the best evaluation whose checkpoint is on disk."""
     time_to_target_s: float | None
     training_s: float | None
     """Seconds from the first work of learner and actors to the last update, before the final
@@ -131,6 +141,8 @@ def summarise(
             target_return=statistics.target_return,
             target_reached=target_reached,
             evaluation=statistics.evaluation,
+            further_evaluations=statistics.further_evaluations,
+            best=statistics.checkpoint.best,
             time_to_target_s=statistics.time_to_target_s,
             training_s=training_s,
             env_steps=statistics.env_steps,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from tianflow.config.evaluations import MAIN
 from tianflow.core.statistics import MEASURES, Measures, RunStatistics, mean_or_none
 from tianflow.observability.learning import newest
 from tianflow.observability.prometheus.family import Family, Reader, Rows, counter, gauge, one
@@ -35,6 +36,15 @@ def _learning(role: str) -> Reader:
     def rows(run: RunStatistics) -> Rows:
         for name, value in newest(run, role).items():
             yield (name,), value
+
+    return rows
+
+
+def _evaluations(field: str) -> Reader:
+    def rows(run: RunStatistics) -> Rows:
+        for name, found in {MAIN: run.evaluation, **run.further_evaluations}.items():
+            if field in found:
+                yield (name,), found[field]
 
     return rows
 
@@ -78,13 +88,15 @@ COMPUTED: tuple[Family, ...] = (
     ),
     gauge(
         "evaluation_return_mean",
-        "Mean return of the newest evaluation.",
-        one(lambda run: run.evaluation.get("mean_return")),
+        "Mean return of the newest evaluation, by its name.",
+        _evaluations("mean_return"),
+        "evaluation",
     ),
     gauge(
         "evaluation_version",
-        "Version of the policy in the newest evaluation.",
-        one(lambda run: run.evaluation.get("version")),
+        "Version of the policy in the newest evaluation, by its name.",
+        _evaluations("version"),
+        "evaluation",
     ),
     gauge(
         "staleness_min_updates",

@@ -39,7 +39,8 @@ class Point(NamedTuple):
 
 
 def points(row: Row) -> list[Point]:
-    """The evaluations in ``row``, each as ``eval/...``, then the numbers of the row.
+    """The evaluations in ``row``, then the numbers of the row. The main evaluation is ``eval/...``,
+    a further one ``eval/NAME/...``.
 
     Learning is ``train/...`` and ``rollout/...``: means over the time since the row before, by the
     names of the statistics. Other numbers are ``time/...``, ``balance/...``, ``replay/...`` and
@@ -68,9 +69,11 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _evaluation(mark: Row) -> Iterator[tuple[str, float]]:
+    name = mark.get("name")
     for key, value in mark.items():
-        if key not in {"t", "kind"}:
-            yield from _numbers(value, _EVALUATION.get(key, f"eval/{key}"))
+        if key not in {"t", "kind", "name"}:
+            main = _EVALUATION.get(key, f"eval/{key}")
+            yield from _numbers(value, main if name is None else f"eval/{name}/{key}")
 
 
 def _learning(learning: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -16,6 +16,7 @@ from tianflow.config.model import Config, live_of
 from tianflow.config.rules import controllers
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl
+from tianflow.planning.validation import require_settable
 from tianflow.plugins import nearest
 from tianflow.server.common.problems import ProblemError, json_response
 
@@ -31,6 +32,7 @@ DEEPEST = 8
 RESOURCES: dict[str, tuple[str, ...]] = {
     "actors": ("actors",),
     "balance": ("balance",),
+    "env": ("env",),
     "evaluation": ("evaluation",),
     "inference": ("inference",),
     "learner": ("algorithm", "learner"),
@@ -38,6 +40,10 @@ RESOURCES: dict[str, tuple[str, ...]] = {
     "weights": ("weights",),
 }
 """Sections of the config behind each resource."""
+TRIAL_S = 4.0
+"""Limit of the trial of a change on a new environment. A service waits 5 seconds for an answer."""
+FREE: dict[str, tuple[str, ...]] = {"env": ("set",)}
+"""Settings of a resource whose values have any form."""
 
 
 def show(run: RunControl, resource: str) -> web.Response:
@@ -57,8 +63,11 @@ def live_values(config: Config, resource: str) -> dict[str, Any]:
     return {key: values[key] for section, values in dumped.items() for key in live[section]}
 
 
-async def patch(run: RunControl, resource: str, request: web.Request) -> web.Response:
-    """Apply a merge patch, all or nothing, and return the settings.
+async def patch(
+    run: RunControl, resource: str, request: web.Request, *, trial: asyncio.Lock
+) -> web.Response:
+    """Apply a merge patch, all or nothing, and return the settings. ``trial`` is held while a
+    change is tried on a new environment.
 
     Raises:
         ProblemError: 400 malformed body or If-Match, 412 another generation, 415 not a merge patch,
@@ -71,7 +80,7 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
         raise ProblemError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail, headers={"Accept-Patch": MERGE_PATCH}
         )
-    body = parse(await request.read())
+    body = parse(await request.read(), free=FREE.get(resource, ()))
     if not isinstance(body, dict):
         raise ConfigError(
             [Problem(resource, body, "is not a merge patch", "an object of settings")]
@@ -86,8 +95,13 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
         known=controllers(run.config),
     )
     _check_generation(request, run.generation)
+    changes = changes_of(run.config, resource, body)
+    if "env" in changes:
+        async with trial:
+            await asyncio.to_thread(require_settable, run.config, changes, limit_s=TRIAL_S)
+        _check_generation(request, run.generation)  # a change may have come meanwhile
     if body:
-        run.change(changes_of(run.config, resource, body), source=f"http:{request.remote}")
+        run.change(changes, source=f"http:{request.remote}")
     return show(run, resource)
 
 

@@ -250,7 +250,13 @@ def named() -> dict[str, Schema]:
             new=ANY,
         ),
         "Checkpoint": struct(
-            name=TEXT, version=listing(COUNT), env_steps=COUNT, bytes=COUNT, created=TEXT
+            name=TEXT,
+            version=listing(COUNT),
+            env_steps=COUNT,
+            bytes=COUNT,
+            created=TEXT,
+            best=TRUTH | {"description": "Of the version with the best evaluation"},
+            regular=TRUTH | {"description": "False: written for its evaluation alone"},
         ),
         "HistoryRow": of_dataclass(HistoryRow, required=("t",)),
         "Summary": of_dataclass(RunSummary, required=()) | {"additionalProperties": True},

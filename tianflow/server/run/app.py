@@ -77,6 +77,8 @@ class RunHandlers:
         self, *, runs: Mapping[str, ServedRun], exporter: Exporter, streams: EventStreams
     ) -> None:
         self._runs, self._exporter, self._streams = runs, exporter, streams
+        self._trial = asyncio.Lock()
+        """Held while a change is tried on a new environment: clients start one of them at most."""
 
     def routes(self) -> list[web.RouteDef]:
         """All routes."""
@@ -191,9 +193,8 @@ class RunHandlers:
 
     async def patch_settings(self, request: web.Request) -> web.Response:
         """Change live settings by a merge patch."""
-        return await settings.patch(
-            self._served(request).run, request.match_info["resource"], request
-        )
+        run, resource = self._served(request).run, request.match_info["resource"]
+        return await settings.patch(run, resource, request, trial=self._trial)
 
     def _served(self, request: web.Request) -> ServedRun:
         name = request.match_info["run"]

@@ -59,9 +59,17 @@ READY_S = 0.5
 KEY = "Idempotency-Key"
 RUNS = "/api/v1/runs"
 FREE = tuple(
-    f"{where}.{section}.kwargs"
+    f"{where}.{setting}"
     for where in ("config", "overrides")
-    for section in ("env", "network", "metrics")
+    for setting in (
+        "env.kwargs",
+        "env.set",
+        "evaluation.env.kwargs",
+        "evaluation.env.set",
+        "evaluation.further",
+        "network.kwargs",
+        "metrics.kwargs",
+    )
 )
 """Arguments of a user's code in a submission, which receives 2.0 as a float."""
 CONFIGS = "an object of sections, or the name of a shipped config"

@@ -19,6 +19,8 @@ const STATES = {
   starting: "c5",
 };
 const OTHERS = ["c6", "c3", "c7", "c0"];
+const FURTHER = ["c4", "c5", "c6", "c7", "c1"];
+/** Colours of further evaluations; the main one is c3. */
 
 /** Colour of a component's state, the same in all charts. */
 export function stateColour(state) {
@@ -174,14 +176,19 @@ export function linePicture(spec, rows, run) {
     css: found.css + (found.steps ? " steps" : ""),
     text: (row) => text(found.of(row) ?? (found.holds && row === rows.at(-1) ? found.values.findLast(Number.isFinite) : undefined)),
   }));
-  if (dots.length) legend.push({ key: "evaluations", name: "last evaluation", css: "c3 round", text: () => number(dots.at(-1).mean_return) });
+  const names = [...new Set(dots.map((found) => found.name ?? ""))].sort();
+  const dotColour = (name) => (name ? FURTHER[(names.filter(Boolean).indexOf(name)) % FURTHER.length] : "c3");
+  for (const name of names) {
+    const newest = dots.findLast((found) => (found.name ?? "") === name);
+    legend.push({ key: `evaluations ${name}`.trim(), name: name ? `evaluation ${name}` : "last evaluation", css: `${dotColour(name)} round`, text: () => number(newest.mean_return) });
+  }
   return {
     y,
     legend,
     words: lines.map((found) => inWords(found.name, found.values, text)).join(" "),
     paint: (frame) => [
       ...shown.flatMap((found) => line(frame, rows, found.values, found)),
-      ...dots.map((found) => dot(frame, found.t, found.mean_return, "c3")),
+      ...dots.map((found) => dot(frame, found.t, found.mean_return, dotColour(found.name ?? ""))),
     ],
   };
 }

@@ -83,13 +83,16 @@ function between(before, run, t, time) {
     credits: { limit: run.credits?.limit ?? null, in_use: run.credits?.in_use ?? null },
     dropped: run.trajectories?.dropped ?? {},
     replay: run.replay,
-    marks: evaluationMark(before, run, t),
+    marks: evaluationMarks(before, run, t),
   };
 }
 
-function evaluationMark(before, run, t) {
-  const news = run.evaluation && JSON.stringify(run.evaluation) !== JSON.stringify(before.evaluation);
-  return news ? [{ t, kind: "evaluation", ...run.evaluation }] : [];
+/** Marks of new evaluations. Further ones have a name. */
+function evaluationMarks(before, run, t) {
+  const isNew = (now, old) => now && JSON.stringify(now) !== JSON.stringify(old);
+  const main = isNew(run.evaluation, before.evaluation) ? [{ t, kind: "evaluation", ...run.evaluation }] : [];
+  const further = Object.entries(run.further_evaluations ?? {}).filter(([name, found]) => isNew(found, before.further_evaluations?.[name]));
+  return [...main, ...further.map(([name, found]) => ({ t, kind: "evaluation", name, ...found }))];
 }
 
 /** Recent shares of time by role; current states of components while the run does not train. */

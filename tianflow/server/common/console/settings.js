@@ -5,7 +5,7 @@ import { announce, h, setText, show } from "./dom.js";
 import { Field } from "./fields.js";
 import { refused } from "./words.js";
 
-const RESOURCES = ["balance", "actors", "inference", "learner", "replay", "weights", "evaluation"];
+const RESOURCES = ["balance", "actors", "inference", "learner", "replay", "weights", "evaluation", "env"];
 const OPEN = ["balance", "actors", "learner"];
 const RESOURCE_OF = { algorithm: "learner" };
 /** Sections whose resource has another name. */
