@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 # Test workers read compiled modules that an earlier worker wrote.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test e2e lint bench bench-peers clean
+.PHONY: run test e2e lint docs bench bench-peers clean
 
 run: $(VENV)/installed
 	$(BIN)/tianflow train cartpole_ppo --require-target
@@ -31,6 +31,10 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documents as a site in build/site. Every link is checked: a warning is an error.
+docs: $(VENV)/installed-docs
+	$(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks $(BENCH)
@@ -54,6 +58,10 @@ $(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	touch $@
 
 $(VENV)/installed-bench: $(VENV)/installed

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -103,7 +104,7 @@ async def test_train_where_a_loop_is_running_says_what_to_write_there_and_leaves
     """In a notebook the directory would stay held for as long as that is open, and a second try be
     told that the run is going on.
     """
-    with pytest.raises(RuntimeError, match="open_run"):
+    with pytest.raises(RuntimeError, match=r"tianflow\.start"):
         run(tmp_path, run={"name": "one"})
     assert [] == list(tmp_path.iterdir())
 
@@ -357,6 +358,21 @@ def test_a_run_ends_by_saying_where_its_policy_lies_and_what_can_be_done_with_it
     assert capsys.readouterr().out.endswith(
         f"\n  saved in {kept}: tianflow eval {kept}, tianflow report {kept}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("sections", "trust"),
+    [
+        ({}, ""),
+        ({"env": {"id": "tests.support.environments:CounterEnv"}}, " --trust"),
+        ({"network": {"name": "tests.support.networks:Fitting"}}, " --trust"),
+        ({"env": {"wrappers": ["gymnasium.wrappers:FlattenObservation"]}}, " --trust"),
+    ],
+)
+def test_the_printed_command_trusts_where_an_evaluation_imports(sections, trust):
+    steps = train._next_steps(Path("runs/a"), {"checkpoint": 4}, cartpole(**sections))
+    assert f"\n  saved in runs/a: tianflow eval runs/a{trust}, tianflow report runs/a" == steps
+    assert "" == train._next_steps(Path("runs/a"), {"checkpoint": None}, cartpole())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The Python API: `train`, `open_run`, `load_policy`. It assembles a run, its launcher, the
-recorder and the control server.
+"""The Python API: `train`, `start`, `attach`, `open_run`, `load_policy`. It assembles a run, its
+launcher, the recorder and the control server.
 """
 
 from __future__ import annotations
@@ -12,32 +12,41 @@ import json
 import os
 import secrets
 import shutil
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tianflow import plugins
-from tianflow.config import imports, spaces
+from tianflow import handle, plugins
 from tianflow.config import loading as config_loading
 from tianflow.config import rules as config_rules
+from tianflow.config import spaces
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 from tianflow.coordinator import Run
 from tianflow.core import devices
+from tianflow.core.jsonable import json_ready
 from tianflow.core.payloads import Version
-from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
+from tianflow.errors import CheckpointError, ConfigError, Problem, RunError, RunTimeoutError
+from tianflow.handle import RunHandle
 from tianflow.hosts import event_loop as loops
-from tianflow.logs import logger
+from tianflow.logs import logger, report_death
+from tianflow.observability.rates import RunRates
 from tianflow.observability.recorder import recorded
+from tianflow.observability.run_document import describe
 from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import starting, validation
 from tianflow.planning.initial import PATH, InitialState, find_source, initial_state
 from tianflow.planning.layouts import draw_layout, trajectory_layout
-from tianflow.planning.resuming import check_resume, saved_settings
+from tianflow.planning.resuming import check_resume
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
+from tianflow.rundir.history import NAME as HISTORY
+from tianflow.rundir.history import read_rows
 from tianflow.rundir.lock import lock_directory
 from tianflow.rundir.summary import summary_of_used_up
+from tianflow.server.common.client import StreamedEvent
+from tianflow.server.common.event_feed import EventRecord, Feed
 
 if TYPE_CHECKING:
     from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
@@ -49,6 +58,10 @@ log = logger("api")
 Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
 STDIN = 0
+EVENTS_AT_ONCE = 64
+"""Maximum number of events that a reader takes in one turn of the loop."""
+EVENTS_S = 15.0
+"""Seconds after which a reader without events looks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +105,7 @@ def train(
             at once.
         RuntimeError: an event loop is running here, as in a notebook; nothing was started.
     """
-    loops.require_none(
-        "train", instead="async with tianflow.open_run(...) as run: summary = await run.wait()"
-    )
+    loops.require_none("train", instead="run = tianflow.start(...); summary = run.wait()")
     settings = load_settings(config, overrides, env=env)
     if (used := used_up_run(settings, resume, Path(runs_dir))) is not None:
         for sentence in used[0]:
@@ -151,6 +162,74 @@ def used_up_run(
     return tuple(used.values()), FinishedRun(checkpoint.path.parent.parent, summary)
 
 
+def start(
+    config: str | Path | Mapping[str, object] | Config,
+    overrides: Overrides = (),
+    *,
+    env: str | None = None,
+    resume: str | Path | None = None,
+    runs_dir: str | Path = RUNS,
+) -> RunHandle:
+    """Start a run in the background and return its handle, once the run has started.
+
+    The run has a process of its own, and always serves control and metrics, for the handle, the
+    command line and the console. It imports modules from `sys.path` of this program. It does not
+    outlive this program: when the program exits, also by a kill, the run stops with a last
+    checkpoint, and ``resume`` continues it. Runs of a service (`tianflow serve`) outlive programs.
+
+        with tianflow.start("cartpole_ppo") as run:  # leaving the block stops the run
+            run.on("evaluation", lambda event: print(event.data["mean_return"]))
+            run.set(balance={"max_staleness": 4})
+            summary = run.wait()
+
+    Args:
+        config: as for `train`.
+        overrides: as for `train`.
+        env: as for `train`.
+        resume: a run or checkpoint to continue. A run that has reached its limits is not started
+            again; its handle is returned.
+        runs_dir: directory of all runs.
+
+    Raises:
+        ConfigError: the config is refused; nothing was started.
+        CheckpointError: the checkpoint to resume does not exist, or is damaged.
+        RunError: the process of the run died before the run started.
+    """
+    settings = load_settings(config, overrides, env=env)
+    if (used := used_up_run(settings, resume, Path(runs_dir))) is not None:
+        for sentence in used[0]:
+            log.warning(sentence)
+        directory = used[1].directory.absolute()
+        return RunHandle(directory.name, directory=directory)
+    return handle.start_process(settings, resume=resume, runs_dir=Path(runs_dir))
+
+
+def attach(
+    run: str | Path | None = None,
+    *,
+    runs_dir: str | Path = RUNS,
+    address: str | None = None,
+    token: str | None = None,
+) -> RunHandle:
+    """A handle of a run that exists: active, paused, pending in a service, or ended.
+
+    The address and the token of a run are found as the command line finds them, in the directory
+    of the run or in that of its service.
+
+    Args:
+        run: name of the run, or the path of its directory; None: the only active run.
+        runs_dir: directory of all runs.
+        address: of a service on another machine, such as ``"http://127.0.0.1:8080"``.
+        token: for ``address``; None: the environment variable ``TIANFLOW_TOKEN``.
+
+    Raises:
+        RunNotFoundError: no run matches, or several do.
+        ConfigError: ``address`` is not an HTTP address.
+        RequestError: the service refuses the request, or does not answer.
+    """
+    return handle.attach(run, runs_dir=Path(runs_dir), address=address, token=token)
+
+
 @contextlib.asynccontextmanager
 async def open_run(
     config: str | Path | Mapping[str, object] | Config,
@@ -160,14 +239,50 @@ async def open_run(
     resume: str | Path | None = None,
     runs_dir: str | Path = RUNS,
     http: bool = False,
-) -> AsyncIterator[RunHandle]:
-    """A run that continues while the context is open; leaving it stops the run. Arguments as for
-    `train`.
+) -> AsyncIterator[OpenRun]:
+    """A run on the event loop of this program, for code that is asynchronous itself.
+
+    The run continues while the context is open; leaving it stops the run with a last checkpoint.
+
+        async with tianflow.open_run("cartpole_ppo") as run:
+            await run.set(balance={"max_staleness": 4})
+            summary = await run.wait()
+
+    Arguments and errors are those of `train`. Code that blocks the loop blocks the run; `start`
+    has a process for the run instead.
     """
     settings = await asyncio.to_thread(load_settings, config, overrides, env=env)
     prepared = await asyncio.to_thread(prepare, settings, resume, Path(runs_dir))
-    async with opened(prepared, http=http) as session, _stopped_on_exit(session, "open_run"):
-        yield RunHandle(session)
+    async with (
+        opened(prepared, http=http) as session,
+        _watched(session) as run,
+        _stopped_on_exit(session, "open_run"),
+    ):
+        yield run
+
+
+@contextlib.asynccontextmanager
+async def _watched(session: Session) -> AsyncIterator[OpenRun]:
+    """The run with its speeds and events, which are received until it ends."""
+    control = session.run.control
+    rates, feed = RunRates(read=control.statistics), Feed(events=control.events, clock=time.time)
+    run = OpenRun(session, rates, feed)
+    tasks = [asyncio.create_task(part.run(lambda: None)) for part in (rates, feed)]
+    for task in tasks:
+        report_death(task, log, "the handle of a run no longer receives its numbers or events")
+
+    def end(_finished: object) -> None:
+        for task in tasks:
+            task.cancel()
+
+    session.finished.add_done_callback(end)
+    try:
+        await asyncio.sleep(0)  # the first step; cancelled before it, they would not clean up
+        yield run
+    finally:
+        session.finished.remove_done_callback(end)
+        end(None)
+        await asyncio.wait([*tasks, *run.deliveries])
 
 
 @contextlib.asynccontextmanager
@@ -196,11 +311,24 @@ class LiveSection:
         return self._run.change(changes, source="python")
 
 
-class RunHandle:
-    """An open run: its control, its live settings, and its end."""
+class OpenRun:
+    """A run on this program's event loop, from `tianflow.open_run`.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    It has the methods of `RunHandle`, with `await`. They work until the context is left.
+
+    Attributes:
+        id: name of the run.
+        directory: absolute path of the run's directory.
+        balance: live settings of the section, as ``await run.balance.set(max_staleness=4)``;
+            ``algorithm``, ``learner`` and ``actors`` are the same for their sections.
+        control: what servers and screens use.
+    """
+
+    def __init__(self, session: Session, rates: RunRates, feed: Feed) -> None:
+        self._session, self._rates, self._feed = session, rates, feed
+        self.deliveries: set[asyncio.Task[None]] = set()
+        """Tasks of callbacks; they end with the events."""
+        self.id, self.directory = session.run.id, session.run.directory
         self.control: RunControl = session.run.control
         self.balance = LiveSection(self.control, "balance")
         self.algorithm = LiveSection(self.control, "algorithm")
@@ -213,12 +341,112 @@ class RunHandle:
         """The parts of the run, for tests and tools. They may change between releases."""
         return self._session.run
 
-    async def wait(self) -> Mapping[str, Any]:
-        """Wait until the run has ended; its summary. Cancelling the wait leaves the run as it is.
-        Raises RunError if the run failed.
+    async def status(self) -> dict[str, Any]:
+        """The run document; see `RunHandle.status`."""
+        statistics = self._rates.sample()
+        found: dict[str, Any] = json_ready(describe(statistics, self.control.config, self._rates))
+        return found
+
+    async def metrics(self) -> list[dict[str, Any]]:
+        """The history of the run as flat rows; see `RunHandle.metrics`."""
+        rows = await asyncio.to_thread(read_rows, self.directory / HISTORY)
+        return handle.flat_rows(rows)
+
+    async def events(self) -> AsyncIterator[StreamedEvent]:
+        """Events of the run: those retained (1,024), then later ones until it ends."""
+        number = 0
+        while True:
+            closed = self._feed.closed
+            lost, frames = self._feed.since(number, EVENTS_AT_ONCE)
+            if lost:
+                yield StreamedEvent(0, "lost", {"count": lost, "reason": "they were read too late"})
+            for frame in frames:
+                assert isinstance(frame, EventRecord)
+                number = frame.number
+                yield StreamedEvent(number, frame.kind, frame.data)
+            if closed and not frames:
+                return
+            if not frames:
+                await self._feed.wait(number, EVENTS_S)
+
+    async def set(self, values: Mapping[str, object] | None = None, **sections: object) -> int:
+        """Change live settings, of several sections if need be: all of them, or none. Arguments and
+        errors as for `RunHandle.set`. The new generation.
         """
+        return self.control.change(handle.live_tables(values, sections), source="python")
+
+    async def pause(self) -> str:
+        """Pause after the current update. Returns the state that follows.
+
+        Raises:
+            StateConflictError: the run has ended or is ending.
+        """
+        return self.control.pause(source="python")
+
+    async def resume(self) -> str:
+        """Continue after `pause`. Returns and raises as `pause`."""
+        return self.control.resume(source="python")
+
+    async def drain(self) -> str:
+        """Sample nothing new, train on what is there, then end. Returns and raises as `pause`."""
+        return self.control.drain(source="python")
+
+    async def checkpoint(self) -> str:
+        """Request a checkpoint after the current update. Returns and raises as `pause`."""
+        return self.control.request_checkpoint(source="python")
+
+    async def stop(self) -> str:
+        """Request the end with a last checkpoint; `wait` waits for it. Returns and raises as
+        `pause`.
+        """
+        return self.control.stop(source="python")
+
+    async def wait(self, timeout: float | None = None) -> Mapping[str, Any]:  # noqa: ASYNC109 - as for RunHandle
+        """Wait until the run has ended; its summary. Cancelling the wait leaves the run as it is.
+
+        Args:
+            timeout: in seconds; None: no limit.
+
+        Raises:
+            RunTimeoutError: the run has not ended in time; it continues.
+            RunError: the run failed.
+        """
+        done, _ = await asyncio.wait({self._session.finished}, timeout=timeout)
+        if not done:
+            raise RunTimeoutError(f"run {self.id!r} has not ended after {timeout:g} s")
         await asyncio.shield(self._session.finished)
         return self._session.run.snapshot.summary()
+
+    async def policy(self) -> LoadedPolicy:
+        """The policy of the newest checkpoint. Raises CheckpointError without one."""
+        return await asyncio.to_thread(load_policy, self.directory, trust=True)
+
+    def on(self, kind: str, callback: Callable[[StreamedEvent], object]) -> None:
+        """Call ``callback(event)`` on this event loop for every event of a kind; it must not block.
+
+        An exception in it goes to the exception handler of the loop; the run continues. Kinds as
+        for `RunHandle.on`.
+
+        Raises:
+            ConfigError: no kind has this name.
+        """
+        task = asyncio.get_running_loop().create_task(
+            self._deliver(handle.kind_named(kind), callback)
+        )
+        self.deliveries.add(task)
+        task.add_done_callback(self.deliveries.discard)
+
+    async def _deliver(self, kind: str, callback: Callable[[StreamedEvent], object]) -> None:
+        async for event in self.events():
+            if event.kind != kind:
+                continue
+            try:
+                callback(event)
+            except Exception as error:  # noqa: BLE001 - a callback of the user's may raise anything
+                message = f"a callback for {kind!r} of run {self.id!r} failed"
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": message, "exception": error}
+                )
 
 
 def load_policy(
@@ -234,22 +462,9 @@ def load_policy(
         CheckpointError: the checkpoint does not exist, or is torn.
         ConfigError: its policy needs a module that is not trusted.
     """
-    from tianflow.policy import LoadedPolicy
+    from tianflow.policy import load
 
-    # an environment may change the working directory
-    found = CheckpointStore.load(resolve(str(checkpoint), Path(runs_dir)).absolute())
-    tables, described = found.manifest["config"], found.manifest.get("environment")
-    if not isinstance(tables, Mapping):
-        raise CheckpointError(f"the manifest of {str(found.path)!r} has no settings")
-    needed = {"algorithm", "network"} if described is not None else {"algorithm", "network", "env"}
-    imports.require_trusted({name: tables.get(name) for name in needed}, trust)
-    config = Config.model_validate(saved_settings(found.manifest))
-    if described is None:  # written before manifests described the environment
-        spec = validation.require_environment(config)
-    else:
-        spec = spaces.from_json(described)
-        validation.require_fit(config, spec)
-    return LoadedPolicy(config=config, spec=spec, arrays=found.read(), trust=trust)
+    return load(checkpoint, runs_dir=Path(runs_dir), trust=trust)
 
 
 @dataclass(slots=True)

@@ -103,6 +103,30 @@ class RankLostError(TianflowError):
     """Another rank of the learner is gone. The group ends, and starts again from a checkpoint."""
 
 
+class RunTimeoutError(TianflowError, TimeoutError):
+    """A run has not ended within the time of a wait. The run continues."""
+
+
+class RunNotFoundError(TianflowError):
+    """No run matches, or several do, or the directory of a run does not exist any more."""
+
+
+class RequestError(TianflowError):
+    """The run refused the request, or did not answer.
+
+    Attributes:
+        bad: True when the request itself was at fault.
+        problems: fields of the request that were refused.
+        status: HTTP status of the refusal; 0 without an answer.
+    """
+
+    def __init__(
+        self, message: str, *, bad: bool = False, problems: Sequence[Problem] = (), status: int = 0
+    ) -> None:
+        self.bad, self.problems, self.status = bad, tuple(problems), status
+        super().__init__(message)
+
+
 class StateConflictError(TianflowError):
     """The request is valid, but not in the current state of the run."""
 

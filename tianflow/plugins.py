@@ -20,6 +20,11 @@ def names(group: str) -> tuple[str, ...]:
     return tuple(sorted(_installed(group)))
 
 
+def install_line(extra: str) -> str:
+    """The command that installs an extra of tianflow in a checkout of its repository."""
+    return f'pip install -c constraints.txt -e ".[{extra}]"'
+
+
 def nearest(word: str, known: tuple[str, ...], *, cutoff: float = 0.5) -> str:
     """The known word most similar to ``word``, or "" if none is similar enough.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from tianflow import plugins
 from tianflow.components.evaluator import play
+from tianflow.config import spaces
 from tianflow.config.evaluations import main_evaluation
 from tianflow.config.imports import require_trusted
 from tianflow.config.loading import load_config
@@ -24,9 +26,10 @@ from tianflow.envs.previous_step import STATE, PreviousStep
 from tianflow.envs.spec import ActionCodec, ObservationCodec
 from tianflow.envs.using import with_environment
 from tianflow.envs.vector import flat_mask
-from tianflow.errors import ConfigError, Problem
+from tianflow.errors import CheckpointError, ConfigError, Problem
 from tianflow.planning import validation
-from tianflow.planning.resuming import difference
+from tianflow.planning.resuming import difference, saved_settings
+from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
 ACCEPTED = "env.id, env.kwargs.NAME, env.wrappers, env.vectorization and the limits of env"
 
@@ -158,6 +161,26 @@ class LoadedPolicy:
             self._previous.encode(action, seen)
             after[STATE] = torch.from_numpy(seen)
         return self._actions.decode(action)[0], after
+
+
+def load(
+    checkpoint: str | Path, *, runs_dir: Path, trust: bool | Collection[str] = False
+) -> LoadedPolicy:
+    """The policy of a checkpoint; see `tianflow.load_policy`."""
+    # an environment may change the working directory
+    found = CheckpointStore.load(resolve(str(checkpoint), runs_dir).absolute())
+    tables, described = found.manifest["config"], found.manifest.get("environment")
+    if not isinstance(tables, Mapping):
+        raise CheckpointError(f"the manifest of {str(found.path)!r} has no settings")
+    needed = {"algorithm", "network"} if described is not None else {"algorithm", "network", "env"}
+    require_trusted({name: tables.get(name) for name in needed}, trust)
+    config = Config.model_validate(saved_settings(found.manifest))
+    if described is None:  # written before manifests described the environment
+        spec = validation.require_environment(config)
+    else:
+        spec = spaces.from_json(described)
+        validation.require_fit(config, spec)
+    return LoadedPolicy(config=config, spec=spec, arrays=found.read(), trust=trust)
 
 
 def _without(tables: Mapping[str, Any], paths: Collection[str], place: str = "") -> dict[str, Any]:

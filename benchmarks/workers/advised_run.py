@@ -11,7 +11,7 @@ from benchmarks.lib import child
 from benchmarks.lib.harness import BenchmarkError, Values
 from benchmarks.workers import training, turns
 from tianflow import open_run
-from tianflow.api import RunHandle
+from tianflow.api import OpenRun
 from tianflow.core.statistics import Diagnosis
 from tianflow.hosts import event_loop as loops
 
@@ -30,7 +30,7 @@ HELD_S = 2.0
 PATIENCE_S = 60.0
 
 
-async def advice(run: RunHandle) -> Diagnosis:
+async def advice(run: OpenRun) -> Diagnosis:
     """Return the diagnosis as soon as it covers a whole window, is stable, and suggests a change.
 
     Raises:

@@ -12,9 +12,9 @@ from typing import Any
 from benchmarks.lib import child
 from benchmarks.workers import training, turns
 from tianflow import open_run
-from tianflow.cli import client
 from tianflow.hosts import event_loop as loops
 from tianflow.rundir.control_file import ControlFile
+from tianflow.server.common import client
 
 
 async def watch(

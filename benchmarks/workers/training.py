@@ -16,7 +16,7 @@ from benchmarks.lib import child
 from benchmarks.lib.harness import Values
 from benchmarks.lib.machine import ROOT
 from tianflow import open_run
-from tianflow.api import RunHandle
+from tianflow.api import OpenRun
 from tianflow.coordinator import ENDED
 from tianflow.coordinator.counters import waiting_seconds
 from tianflow.core.statistics import RunStatistics
@@ -70,7 +70,7 @@ def measure(config: str, overrides: Sequence[str], window: Window, scratch: Path
         ).answer
 
 
-async def until_started(run: RunHandle) -> None:
+async def until_started(run: OpenRun) -> None:
     """Wait until learner and actors work, or the run has ended."""
     while run.control.state == "starting":  # noqa: ASYNC110 - a run has no event for it, and this wait is not timed
         await asyncio.sleep(0.02)
@@ -97,7 +97,7 @@ async def watch(config: Path, overrides: Sequence[str], window: Window, runs: Pa
     }
 
 
-def processor_seconds(run: RunHandle) -> dict[str, float]:
+def processor_seconds(run: OpenRun) -> dict[str, float]:
     """Processor time so far of the hosts, by role, and of the coordinator."""
     found = {"coordinator": time.process_time()}
     for name, handle in run.run.hosts.handles.items():

@@ -22,7 +22,7 @@ from benchmarks.lib import child
 from benchmarks.lib.harness import Values
 from benchmarks.workers import training
 from tianflow import open_run
-from tianflow.api import RunHandle
+from tianflow.api import OpenRun
 from tianflow.coordinator import ENDED
 from tianflow.core.statistics import ComponentStatistics
 from tianflow.hosts import event_loop as loops
@@ -114,7 +114,7 @@ def p99_ms(late: Sequence[float]) -> float:
     return 1000.0 * sorted(late)[int(0.99 * len(late))]
 
 
-async def until_all_work(run: RunHandle) -> None:
+async def until_all_work(run: OpenRun) -> None:
     """Wait until all actors have made their environments. The thread that makes them also runs the
     rollouts of other actors.
     """
@@ -125,7 +125,7 @@ async def until_all_work(run: RunHandle) -> None:
         await asyncio.sleep(0.1)
 
 
-def _actors(run: RunHandle) -> list[ComponentStatistics]:
+def _actors(run: OpenRun) -> list[ComponentStatistics]:
     return [
         component for component in run.control.statistics().components if component.role == "actor"
     ]
@@ -147,7 +147,7 @@ async def live(config: Path, overrides: Sequence[str], warm_s: float, runs: Path
             child.report(found)
 
 
-async def window(run: RunHandle, seconds: float) -> dict[str, Any]:
+async def window(run: OpenRun, seconds: float) -> dict[str, Any]:
     """Measure from the end of an update to the end of another. A large batch has many steps, and a
     window holds few batches.
     """
@@ -161,7 +161,7 @@ async def window(run: RunHandle, seconds: float) -> dict[str, Any]:
     return {**found, "late": [round(value, 6) for value in await late]}
 
 
-async def _update(run: RunHandle) -> None:
+async def _update(run: OpenRun) -> None:
     ledger = run.run.exchange.ledger
     version = ledger.version
     while ledger.version == version:
@@ -172,7 +172,7 @@ async def _update(run: RunHandle) -> None:
         await asyncio.sleep(0.001)
 
 
-async def _rest(run: RunHandle) -> None:
+async def _rest(run: OpenRun) -> None:
     """Pause, and wait until granted trajectories are committed and trained on, as far as they fill
     batches.
     """
@@ -182,7 +182,7 @@ async def _rest(run: RunHandle) -> None:
         await asyncio.sleep(SETTLE_S)
 
 
-def _progress(run: RunHandle) -> tuple[int, int]:
+def _progress(run: OpenRun) -> tuple[int, int]:
     ledger = run.control.statistics().ledger
     return ledger.steps_committed, ledger.updates
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tianflow.cli import client
 from tianflow.cli.main import app
 from tianflow.errors import TianflowError
+from tianflow.server.common import client
 
 DOCUMENT = {
     "id": "one",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.paths import ROOT
+from tianflow import plugins
 from tianflow.cli import doctor
 from tianflow.cli import main as cli
 from tianflow.rundir.control_file import ControlFile, process_start_time
@@ -79,7 +81,7 @@ def test_a_directory_that_cannot_be_written_is_a_problem(
 
 def test_every_extra_of_the_package_is_checked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(project["optional-dependencies"]) - {"bench", "dev"} == set(doctor.EXTRAS)
+    assert set(project["optional-dependencies"]) - {"bench", "dev", "docs"} == set(doctor.EXTRAS)
 
 
 def test_the_command_exits_with_one_when_there_is_a_problem(
@@ -96,3 +98,15 @@ def test_the_command_exits_with_one_when_there_is_a_problem(
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 1
     assert "problem" in {finding["level"] for finding in json.loads(result.stdout)}
+
+
+def test_a_missing_extra_is_installed_as_the_readme_says() -> None:
+    line = doctor.extra("atari", "no_such_module").value
+    assert f"not installed ({plugins.install_line('atari')})" == line
+    assert f"`{plugins.install_line('atari')}`" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_lists_every_extra() -> None:
+    sentence = re.search(r"The extras are\s(.*?)\.", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert sentence is not None
+    assert set(doctor.EXTRAS) == set(re.findall(r"`(\w+)`", sentence[1]))

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.cli.test_client import announce
-from tianflow.cli import client
-from tianflow.cli import events as following
-from tianflow.cli.client import StreamedEvent, parse
+from tests.server.test_client import announce
 from tianflow.cli.events import line, listen
 from tianflow.cli.main import app
 from tianflow.core.events import EpisodesFinished, UpdateFinished
+from tianflow.errors import RequestError
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
+from tianflow.server.common import client
+from tianflow.server.common.client import StreamedEvent, parse
 from tianflow.server.common.event_feed import kind_of
 
 
@@ -120,16 +120,16 @@ def test_a_refusal_is_shown_in_the_words_of_the_server(script: Script, tmp_path:
         (401, b'{"title": "Unauthorized", "detail": "A token is needed."}'),
         (200, b""),
     ]
-    with pytest.raises(client.RequestError, match="Unauthorized: A token is needed."):
+    with pytest.raises(RequestError, match="Unauthorized: A token is needed."):
         numbers(tmp_path)
 
 
 def test_the_command_fails_after_some_connections_without_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "TRIES", 3)
+    monkeypatch.setattr(client, "TRIES", 3)
     announce(tmp_path, "one", "http://127.0.0.1:9")
-    with pytest.raises(client.RequestError, match="run 'one' at .* does not answer: .*refused"):
+    with pytest.raises(RequestError, match="run 'one' at .* does not answer: .*refused"):
         numbers(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_events_of_a_run_that_a_service_is_starting_are_not_lost(
 )
 def test_an_invalid_event_is_an_error(script: Script, tmp_path: Path, body: bytes) -> None:
     script.answers = [(200, body), (200, b"")]
-    with pytest.raises(client.RequestError, match="sent an invalid event"):
+    with pytest.raises(RequestError, match="sent an invalid event"):
         numbers(tmp_path, follow=False)
 
 

@@ -19,15 +19,15 @@ from typer.testing import CliRunner, Result
 import tianflow.cli
 from tests.support.paths import ROOT
 from tianflow import __main__
-from tianflow.cli import client
 from tianflow.cli import main as cli
 from tianflow.cli.common import complete_config, complete_config_or_algorithm, complete_run
 from tianflow.config.loading import load_config, settings_in_force, with_changes, write_config
 from tianflow.core.payloads import Version
-from tianflow.errors import CheckpointError, RunError, StateConflictError
+from tianflow.errors import CheckpointError, RequestError, RunError, StateConflictError
 from tianflow.logs import configure
 from tianflow.observability.sinks import outlet
 from tianflow.rundir.checkpoints import CheckpointStore, write_state
+from tianflow.server.common import client
 
 
 def run(*arguments: str) -> Result:
@@ -780,14 +780,14 @@ def test_the_version_is_printed() -> None:
 
 
 def test_a_refusal_is_printed_on_stderr_with_its_code(running: Running) -> None:
-    running.error = client.RequestError("Invalid settings\nbalance.credits = 1: no", bad=True)
+    running.error = RequestError("Invalid settings\nbalance.credits = 1: no", bad=True)
     done = run("set", "balance.credits=1")
     assert (2, "", "Invalid settings\nbalance.credits = 1: no\n") == (
         done.exit_code,
         done.stdout,
         done.stderr,
     )
-    running.error = client.RequestError("State conflict: the run has ended")
+    running.error = RequestError("State conflict: the run has ended")
     assert 1 == run("pause").exit_code
 
 

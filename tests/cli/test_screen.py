@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import structlog
@@ -32,7 +33,7 @@ from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import BestVersion, ComponentStatistics, TimeShares
 from tianflow.ledger.ledger import Ledger
 from tianflow.observability.rates import RunRates
-from tianflow.observability.run_document import RunDocument, describe, time_left
+from tianflow.observability.run_document import ReplayState, RunDocument, describe, time_left
 from tianflow.rundir.summary import lost
 
 
@@ -152,7 +153,7 @@ def test_a_plain_line_is_one_line_without_control_characters(run: FakeRun) -> No
     assert line.isprintable()
     assert line.startswith(
         "1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  loss 0.2  "
-        "staleness mean 0 max 0 bound 1  dropped 0"
+        "staleness mean 0 max 0 bound now 1  dropped 0"
     )
 
 
@@ -310,7 +311,7 @@ def test_time_before_training_does_not_count_towards_the_limit_of_seconds() -> N
 
 def test_an_evaluation_that_a_run_waits_for_is_named(run: FakeRun) -> None:
     seen = replace(described(run), state="stopping", bottleneck="stopping")
-    assert plain_line(replace(seen, evaluating=True)).endswith("  stopping  evaluating")
+    assert plain_line(replace(seen, evaluating=True)).endswith("  stopping  an evaluation runs")
     assert plain_line(replace(seen, evaluating=False)).endswith("  stopping")
 
 
@@ -318,7 +319,7 @@ def test_a_run_that_waits_for_an_evaluation_tells_for_how_long_at_most(run: Fake
     run.state = "stopping"
     seen = replace(run.statistics(), evaluating=True, evaluation_left_s=592.0)
     line = plain_line(describe(seen, run.config, RunRates(read=run.statistics)))
-    assert line.endswith("  evaluating  evaluation.timeout_s in 9:52")
+    assert line.endswith("  an evaluation runs  evaluation.timeout_s is reached in 9:52")
 
 
 def test_a_learner_that_is_not_there_yet_has_made_no_update() -> None:
@@ -388,14 +389,45 @@ def test_the_summary_is_short_and_complete() -> None:
         "best: mean return 499 over 100 episodes, version 300",
         "target 475: reached after 1:05",
         (
-            "123,456 steps in 1:20 (1,543/s), 321 updates, 456 episodes, mean return of the last ones "
-            "480"
+            "123,456 steps in 1:20 (1,543/s), 321 updates, 456 episodes, "
+            "mean return 480 over the last episodes (at most 100)"
         ),
-        "staleness mean 0.9, p99 1, max 1, bound 1, 0 violations",
+        "staleness mean 0.9, p99 1, max 1; bound 1 at the end, 0 violations",
         "700 begun, 690 trained, dropped: expired 4",
     ):
         assert part in text
     assert "error" not in text
+
+
+def replaying(run: FakeRun, *, shards: int, state: str) -> str:
+    """The plain line of a run with replay, of which ``shards`` report."""
+    run.state = state
+    fields: dict[str, Any] = {
+        name: 0
+        for name in ReplayState.__dataclass_fields__
+        if name not in {"samples_per_insert_target", "held_back", "discarded", "blocked_s"}
+    }
+    replay = ReplayState(
+        **{**fields, "shards": shards, "items": 5, "capacity": 10},
+        samples_per_insert_target=None,
+        held_back={},
+        discarded={},
+        blocked_s={},
+    )
+    return plain_line(replace(described(run), replay=replay))
+
+
+def test_replay_without_shards_starts_or_does_not_work(run: FakeRun) -> None:
+    assert "replay shards start  " in replaying(run, shards=0, state="starting")
+    assert "replay shards do not work  " in replaying(run, shards=0, state="running")
+    assert "replay 5 of 10 items  " in replaying(run, shards=1, state="running")
+
+
+def test_a_limit_is_named_with_the_time_until_it_is_reached(run: FakeRun) -> None:
+    rates = RunRates(read=run.statistics)
+    rates.sample()
+    run.train(10)
+    assert "  max_env_steps is reached in 2:21" in plain_line(described(run, rates))
 
 
 def test_a_summary_tells_steps_before_a_resume_from_those_since() -> None:

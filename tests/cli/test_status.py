@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tianflow.cli import client
 from tianflow.cli import main as cli
 from tianflow.cli import status as overview
-from tianflow.errors import Problem
+from tianflow.config.loading import load_config
+from tianflow.errors import Problem, RequestError
+from tianflow.planning.starting import start_config
 from tianflow.rundir.control_file import ControlFile, process_start_time
+from tianflow.server.common import client
 
 ENDED = {"state": "done", "ended": 5.0}
 
@@ -46,7 +48,7 @@ class Services:
         self.runs: list[dict[str, Any]] = []
         self.going: dict[str, dict[str, Any]] = {}
         self.silent: set[str] = set()
-        self.refusal: client.RequestError | None = None
+        self.refusal: RequestError | None = None
         self.asked: list[tuple[str, str, str, Any, Mapping[str, str]]] = []
 
     def service(self, _runs_dir: Path) -> ControlFile | None:
@@ -57,7 +59,7 @@ class Services:
 
     def request(self, contact: ControlFile, _method: str) -> dict[str, Any]:
         if contact.run in self.silent:
-            raise client.RequestError(f"run {contact.run!r} does not answer")
+            raise RequestError(f"run {contact.run!r} does not answer")
         return self.going[contact.run]
 
     def all_runs(self, _holder: ControlFile) -> list[dict[str, Any]]:
@@ -99,8 +101,9 @@ def test_status_shows_what_goes_on_what_waits_and_what_ended_lately(services: Se
     assert ["going", "running"] == lines[0].split()[:2]
     assert ["waits", "pending"] == lines[1].split()[:2]
     assert [f"old-{index}" for index in range(overview.ENDED_SHOWN)] == [
-        line.split()[0] for line in lines[2:]
+        line.split()[0] for line in lines[2:-1]
     ]
+    assert "3 more that do not run (tianflow status --all shows them)" == lines[-1]
     assert "going" in run("top").stdout  # no terminal: once
 
 
@@ -260,7 +263,7 @@ def test_submit_sends_a_shipped_config_by_name_and_prints_json(services: Service
 
 
 def test_submit_tells_a_refused_setting_as_it_was_written(services: Services) -> None:
-    services.refusal = client.RequestError(
+    services.refusal = RequestError(
         "Invalid settings: Nothing of it was accepted.\nconfig.run.sed = 1: no",
         bad=True,
         problems=[Problem("config.run.sed", 1, "is not a setting", "one of name, seed", "seed")],
@@ -269,7 +272,7 @@ def test_submit_tells_a_refused_setting_as_it_was_written(services: Services) ->
     told = "run.sed = 1: is not a setting; accepted: one of name, seed; did you mean 'seed'?\n"
     assert (2, "", told) == (done.exit_code, done.stdout, done.stderr)
 
-    services.refusal = client.RequestError("the service at http://here does not answer: no")
+    services.refusal = RequestError("the service at http://here does not answer: no")
     done = run("submit", "cartpole_ppo")
     assert (1, "the service at http://here does not answer: no\n") == (done.exit_code, done.stderr)
 
@@ -316,3 +319,62 @@ def test_submit_without_a_service_says_how_to_start_one(services: Services) -> N
 def test_a_config_that_is_none_is_not_sent(services: Services) -> None:
     assert 2 == run("submit", "cartpole_pp").exit_code
     assert [] == services.asked
+
+
+def test_status_shows_the_newest_ended_and_interrupted_runs_and_all_on_request(
+    services: Services, tmp_path: Path
+) -> None:
+    shown = overview.ENDED_SHOWN
+    found = {"state": "interrupted", "ended": None, "reasons": ["it is on disk"]}
+    services.runs = [{"id": "new", **ENDED}]
+    services.runs += [{"id": f"old-{n}", **found, "on_disk": True} for n in range(shown + 2)]
+    arguments = ("status", "--runs-dir", str(tmp_path))
+    lines = run(*arguments).stdout.splitlines()
+    assert ["new", *(f"old-{n}" for n in range(shown - 1))] == [
+        line.split()[0] for line in lines[1 : shown + 1]
+    ]
+    assert "3 more that do not run (tianflow status --all shows them)" == lines[-1]
+    assert 1 + shown + (shown - 1) + 1 == len(lines)
+    everything = run(*arguments, "--all").stdout
+    assert f"old-{shown + 1}: it is on disk" in everything
+    assert "more that" not in everything
+
+
+def test_many_ended_runs_without_a_service_are_one_line(services: Services, tmp_path: Path) -> None:
+    services.there = False
+    for n in range(overview.ENDED_SHOWN + 2):
+        left(tmp_path, f"old-{n}")
+        os.utime(tmp_path / f"old-{n}" / "summary.json", (n, n))
+        left(tmp_path, f"killed-{n}")
+        replace(services.own, run=f"killed-{n}", start_time=1).write(tmp_path / f"killed-{n}")
+        os.utime(tmp_path / f"killed-{n}", (n, n))
+    (line,) = run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()
+    assert "ended: old-11, old-10, old-9" in line
+    assert "old-2 and 2 more (--all) (tianflow status RUN" in line
+    assert "interrupted: killed-11, killed-10" in line
+    assert "killed-2 and 2 more (--all)" in line
+    everything = run("status", "--all", "--runs-dir", str(tmp_path)).stdout
+    assert "old-0 (tianflow" in everything
+    assert "more" not in everything
+
+
+def test_submit_by_algorithm_and_environment_sends_the_settings_of_train(
+    services: Services,
+) -> None:
+    done = run("submit", "ppo", "run.seed=7", "--env", "CartPole-v1")
+    assert (0, "a-run: pending\n") == (done.exit_code, done.stdout)
+    assert "settings: preset cartpole_ppo\n" == done.stderr
+    body = services.asked[0][3]
+    assert {} == body["overrides"]
+    assert ("CartPole-v1", "ppo", 7) == (
+        body["config"]["env"]["id"],
+        body["config"]["algorithm"]["name"],
+        body["config"]["run"]["seed"],
+    )
+    assert start_config("ppo", "CartPole-v1", {"run.seed": 7}) == load_config(body["config"])
+
+
+def test_submit_by_algorithm_refuses_what_train_refuses(services: Services) -> None:
+    done = run("submit", "cartpole_ppo", "--env", "CartPole-v1")
+    assert (2, []) == (done.exit_code, services.asked)
+    assert "an algorithm is expected" in done.stderr

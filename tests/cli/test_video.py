@@ -176,7 +176,7 @@ def test_without_the_extra_video_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "moviepy", None)
-    assert "pip install 'tianflow[video]'" in refused(tmp_path, tmp_path / "videos")
+    assert 'pip install -c constraints.txt -e ".[video]"' in refused(tmp_path, tmp_path / "videos")
 
 
 def test_a_file_is_not_a_directory_for_videos(tmp_path: Path) -> None:

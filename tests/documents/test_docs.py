@@ -137,7 +137,7 @@ def test_every_setting_that_a_page_names_exists(page: Path) -> None:
 
 def test_the_map_names_a_setting_or_a_dash_in_every_row() -> None:
     for row in rows((DOCS / "settings-map.md").read_text()):
-        assert len(row) == 7, row
+        assert len(row) in {7, 5}, row
         assert "–" in row[-1] or settings(row[-1]), row
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.environments import CounterEnv
+from tests.support.environments import CounterEnv, MaskedEnv
 from tests.support.paths import ROOT
 from tianflow.cli import main as cli
 from tianflow.config.model import EnvSettings
@@ -201,3 +201,38 @@ def test_the_command_prints_the_report_and_exits_with_its_verdict() -> None:
 )
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(cli.app, ["check-env", *arguments]).exit_code == 2
+
+
+class ClosedEnv(MaskedEnv):
+    """Allows no action at one step before the end."""
+
+    def mask(self) -> Any:
+        return super().mask() * (self.t != 3)
+
+    def step(self, action: Any) -> Any:
+        if self.t == 3:
+            return *CounterEnv.step(self, action)[:4], {"action_mask": self.mask()}
+        return super().step(action)
+
+
+def test_masks_and_the_number_of_actions_are_reported() -> None:
+    masked, plain, box, several = (
+        checked("tests.support.environments:MaskedEnv"),
+        checked("CartPole-v1"),
+        checked("Pendulum-v1"),
+        checked("tests.support.environments:MaskedMultiDiscreteEnv"),
+    )
+    assert (True, "4") == (masked.masks, masked.spec["actions"])
+    assert (False, "2") == (plain.masks, plain.spec["actions"])
+    assert (False, "1 number in a Box") == (box.masks, box.spec["actions"])
+    assert (True, "2 x 3") == (several.masks, several.spec["actions"])
+    line = "action masks in info['action_mask']: "
+    assert f"{line}yes, and the random steps respected them" in masked.lines()
+    assert f"{line}no" in plain.lines()
+
+
+def test_a_mask_without_an_action_is_a_warning_reported_once() -> None:
+    report = checked(f"{__name__}:ClosedEnv", length=10)
+    assert report.usable
+    (warning,) = report.warnings
+    assert "info['action_mask'] allows no action before the end of an episode" in warning

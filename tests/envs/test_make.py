@@ -310,7 +310,7 @@ def test_a_missing_package_is_reported_with_its_extra(monkeypatch, env_id, packa
         probe(config(env_id))
     told = (
         f"env.id = {env_id!r}: {package} is not installed; accepted: pip install "
-        f"'tianflow[{extra}]' first"
+        f'-c constraints.txt -e ".[{extra}]" first'
     )
     assert told == str(caught.value)
 

@@ -424,7 +424,7 @@ def test_without_the_extra_onnx_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     done = run("a-run", "-o", str(tmp_path / "policy.onnx"), "--runs-dir", str(tmp_path))
     assert 2 == done.exit_code
-    assert "pip install 'tianflow[onnx]'" in done.stderr
+    assert 'pip install -c constraints.txt -e ".[onnx]"' in done.stderr
 
 
 class BatchOfTwo(Mlp):

@@ -339,7 +339,7 @@ def test_a_missing_package_of_a_shipped_sink_names_the_extra_of_tianflow(
 ) -> None:
     monkeypatch.setattr(TensorBoard, "packages", ("no_such_package_at_all",))
     with pytest.raises(
-        ConfigError, match=r"accepted: pip install 'tianflow\[tensorboard\]' first$"
+        ConfigError, match=r"accepted: pip install -c .* -e \"\.\[tensorboard\]\" first$"
     ):
         require_sinks(cartpole(metrics=config("tensorboard")))
 

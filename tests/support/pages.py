@@ -174,7 +174,7 @@ class Reader:
     def _start(self, command: Command) -> subprocess.Popen[bytes]:
         """Start a run or a server in the background and wait until it trains or listens."""
         from tests.e2e.harness import until
-        from tianflow.cli import client
+        from tianflow.server.common import client
 
         before = set(client.running(self.folder / "runs"))
         output = self.folder / "run.log"

@@ -25,7 +25,7 @@ from tests.support import environments
 from tests.support.settings import cartpole
 from tianflow.algorithms.common.actor_critic import read_batch
 from tianflow.algorithms.ppo import PPO, PPOLearner
-from tianflow.api import RunHandle
+from tianflow.api import OpenRun
 from tianflow.channels.messages import Granted, HostFailed, PutSettings, StartHost
 from tianflow.channels.shm import SharedHostTransport, SharedTransport
 from tianflow.components.learner import Learner
@@ -57,7 +57,7 @@ async def until(condition: Callable[[], object], within_s: float = 30.0) -> None
             await asyncio.sleep(0.01)
 
 
-def updates(handle: RunHandle) -> int:
+def updates(handle: OpenRun) -> int:
     return handle.control.statistics().ledger.updates
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tianflow import plugins
 from tianflow.planning.memory import machine_memory, usable_memory
 from tianflow.rundir.control_file import NAME, ControlFile
 
@@ -77,7 +78,7 @@ def extra(name: str, module: str) -> Finding:
     return Finding(
         f"extra {name}",
         "ok",
-        "installed" if installed else f"not installed (pip install 'tianflow[{name}]')",
+        "installed" if installed else f"not installed ({plugins.install_line(name)})",
     )
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,15 +15,10 @@ import typer
 from tianflow.cli.common import RUNS, RunArgument, RunsDir, echo, exit_codes
 
 if TYPE_CHECKING:
-    from tianflow.cli.client import RequestError, StreamedEvent
-    from tianflow.rundir.control_file import ControlFile
+    from tianflow.server.common.client import StreamedEvent
 
-PAUSE_S = 1.0
-TRIES = 30
-"""Consecutive connections without an event, after which the command fails."""
 FREQUENT = frozenset({"update-finished", "episodes-finished"})
 """Kinds of events that occur all the time while a run trains."""
-_BUSY = {429, 503}
 
 
 def events(
@@ -55,7 +49,7 @@ def events(
 
 
 def listen(
-    runs_dir: Path, run: str | None, *, follow: bool, pause: float = PAUSE_S
+    runs_dir: Path, run: str | None, *, follow: bool, pause: float | None = None
 ) -> Iterator[StreamedEvent]:
     """Events that the run retains; with ``follow`` also later ones, until it ends.
 
@@ -64,49 +58,14 @@ def listen(
     Raises:
         TianflowError: the run does not exist, or does not answer.
     """
-    from tianflow.cli import client
+    from tianflow.server.common import client
 
-    contact: ControlFile | None = client.find(runs_dir, run)
-    number = failures = 0
-    while contact is not None:
-        server, error = contact, None
-        try:
-            for event in client.stream(server, number, follow=follow):
-                number, failures = event.number, 0
-                yield event
-        except client.RequestError as caught:
-            if caught.status and caught.status not in _BUSY:
-                raise
-            error = caught
-        if not follow and error is None:
-            return
-        failures += 1
-        if not follow or failures >= TRIES:
-            raise error or client.RequestError(
-                f"run {server.run!r} at {server.address} closes its event stream"
-            )
-        time.sleep(pause)
-        contact = _contact(runs_dir, server, error)
-        if number and contact is not None and not _same_process(contact, server):
-            number = 0
-            yield client.StreamedEvent(
-                0, "lost", {"count": None, "reason": "the run continues in another process"}
-            )
-
-
-def _contact(runs_dir: Path, server: ControlFile, error: RequestError | None) -> ControlFile | None:
-    """Where to connect next; None if the run has ended.
-
-    A service that starts the run is busy (503) until the run answers for itself.
-    """
-    from tianflow.cli import client
-
-    busy = error is not None and error.status in _BUSY
-    return client.running(runs_dir).get(server.run) or (server if busy and server.alive else None)
-
-
-def _same_process(one: ControlFile, other: ControlFile) -> bool:
-    return (one.pid, one.start_time) == (other.pid, other.start_time)
+    return client.listen(
+        client.find(runs_dir, run),
+        again=lambda server, error: client.reconnected(runs_dir, server, error),
+        follow=follow,
+        pause=client.PAUSE_S if pause is None else pause,
+    )
 
 
 def line(event: StreamedEvent) -> str:

@@ -385,8 +385,8 @@ def get_settings(
     as_json: AsJson = False,
 ) -> None:
     """Print live settings of RUN."""
-    from tianflow.cli import client
     from tianflow.config.loading import toml_value
+    from tianflow.server.common import client
 
     if len(words or ()) > 2:
         raise typer.BadParameter(
@@ -419,8 +419,8 @@ def set_settings(
 
     All settings are changed, or none if one is refused.
     """
-    from tianflow.cli import client
     from tianflow.config.loading import nested, parse_overrides
+    from tianflow.server.common import client
 
     run, assignments = (None, words) if "=" in words[0] else (words[0], words[1:])
     with exit_codes():
@@ -454,7 +454,7 @@ def scale(
     runs_dir: RunsDir = RUNS,
 ) -> None:
     """Change the number of actors of RUN."""
-    from tianflow.cli import client
+    from tianflow.server.common import client
 
     name, equals, count = words[-1].partition("=")
     if len(words) > 2 or name != "actors" or not equals or not count.isdecimal():
@@ -468,7 +468,7 @@ def scale(
 
 
 def _act(action: str, run: str | None, runs_dir: Path, note: str = "") -> None:
-    from tianflow.cli import client
+    from tianflow.server.common import client
 
     with exit_codes():
         contact = client.find(runs_dir, run)

@@ -44,6 +44,8 @@ SHOWN = (
 """Statistics beside the loss, if the algorithm has them."""
 SIDES = {"insert": "actors", "draw": "learner"}
 """Components that replay blocks, by the side of its limiter."""
+RECENT_EPISODES = 100
+"""Number of episodes of the mean return in a summary."""
 NOTICEABLE = 0.005
 """A smaller share would read as 0%."""
 STYLES = {"busy": "green", "waiting": "yellow", "paused": "blue"}
@@ -149,17 +151,19 @@ def plain_line(run: RunDocument) -> str:
         f"return {number(returns.mean)} over {returns.episodes} episodes",
         *_loss_part(run.learning),
         (
-            f"staleness mean {number(staleness.mean)} max {number(staleness.max)} bound "
+            f"staleness mean {number(staleness.mean)} max {number(staleness.max)} bound now "
             f"{staleness.bound}"
         ),
         f"dropped {sum(run.trajectories.dropped.values()):,}",
         *([] if run.replay is None else [f"replay {_replay(run, run.replay)}"]),
         run.bottleneck,
-        *(["evaluating"] if run.evaluating else []),
+        *(["an evaluation runs"] if run.evaluating else []),
     ]
-    return "  ".join(
-        [*parts, *(f"{name} in {duration(left)}" for name, left in progress.time_left_s.items())]
+    left = (
+        f"{name} is reached in {duration(seconds)}"
+        for name, seconds in progress.time_left_s.items()
     )
+    return "  ".join([*parts, *left])
 
 
 def drawing(run: RunDocument) -> Group:
@@ -295,9 +299,9 @@ def _replay(run: RunDocument, replay: ReplayState) -> str:
     ratio = _ratio(replay.samples_per_insert, replay.samples_per_insert_target)
     if run.state in ENDED:
         return ratio
-    items = (
-        f"{replay.items:,} of {replay.capacity:,} items" if replay.shards else "every shard is down"
-    )
+    items = f"{replay.items:,} of {replay.capacity:,} items"
+    if not replay.shards:
+        items = "shards start" if run.state == "starting" else "shards do not work"
     if replay.shards and replay.items < replay.min_size:
         items += f" (draws begin at {replay.min_size:,})"
     blocked = [
@@ -333,7 +337,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             f"  {_steps(summary)} in {duration(summary.get('training_s'))} "
             f"({number(summary.get('steps_per_s'))}/s), "
             f"{summary.get('updates', 0):,} updates, {summary.get('episodes', 0):,} episodes, "
-            f"mean return of the last ones {number(summary.get('mean_return'))}"
+            f"mean return {number(summary.get('mean_return'))} over the last episodes (at most "
+            f"{RECENT_EPISODES})"
         )
     if staleness := summary.get("staleness"):
         figures = ", ".join(
@@ -342,7 +347,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             if key in staleness
         )
         lines.append(
-            f"  staleness {figures}, bound {staleness.get('bound')}, "
+            f"  staleness {figures}; bound {staleness.get('bound')} at the end, "
             f"{staleness.get('violations', 0)} violations"
         )
     if trajectories := summary.get("trajectories"):

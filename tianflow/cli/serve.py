@@ -10,17 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.cli.common import RUNS, AsJson, ConfigArgument, Overrides, RunsDir, echo, exit_codes
+from tianflow.cli.common import (
+    RUNS,
+    AsJson,
+    ConfigOrAlgorithm,
+    Env,
+    Overrides,
+    RunsDir,
+    echo,
+    exit_codes,
+    print_error,
+)
 
 if TYPE_CHECKING:
-    from tianflow.cli.client import RequestError
-    from tianflow.errors import ConfigError, TianflowError
+    from tianflow.errors import ConfigError, RequestError, TianflowError
     from tianflow.rundir.control_file import ControlFile
     from tianflow.server.common.auth import Tokens
     from tianflow.server.run.server import Server
 
 PORT = 8080
-TOKEN = "TIANFLOW_TOKEN"  # noqa: S105 - the name of a variable
 
 
 def serve(
@@ -111,9 +119,10 @@ def _announce(server: Server, tokens: Tokens, limit: int) -> None:
 
 
 def submit(
-    config: ConfigArgument,
+    config: ConfigOrAlgorithm,
     overrides: Overrides = None,
     *,
+    env: Env = None,
     runs_dir: RunsDir = RUNS,
     address: Annotated[
         str | None,
@@ -121,17 +130,21 @@ def submit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit CONFIG to a running service.
+    """Submit CONFIG, or ALGORITHM --env ID, to a running service.
 
-    The service trains it when there is room.
+    The service trains it when there is room. ALGORITHM uses the preset for that environment, or
+    else defaults for its kind; the environment is then made here once.
     """
     import secrets
 
     with exit_codes():
-        from tianflow.cli import client
-        from tianflow.errors import ConfigError
+        from tianflow.errors import ConfigError, RequestError
+        from tianflow.server.common import client
 
-        body = {"config": _tables(config), "overrides": _paths(overrides or [])}
+        if env is None:
+            body = {"config": _tables(config), "overrides": _paths(overrides or [])}
+        else:
+            body = {"config": _tables_for(config, env, overrides or []), "overrides": {}}
         # a proxy may repeat the request: with the key, the service starts only one run
         headers = {"Idempotency-Key": secrets.token_hex(16)}
         service = _service(runs_dir, address)
@@ -144,7 +157,7 @@ def submit(
                 content_type="application/json",
                 headers=headers,
             )
-        except (client.RequestError, ConfigError) as error:
+        except (RequestError, ConfigError) as error:
             raise _user_paths(error) from error
     echo(json.dumps(answer) if as_json else f"{answer['id']}: {answer['state']}")
 
@@ -167,36 +180,15 @@ def _user_paths(error: RequestError | ConfigError) -> TianflowError:
 
 
 def _service(runs_dir: Path, address: str | None) -> ControlFile:
-    from tianflow.cli import client
-    from tianflow.rundir.control_file import ControlFile
+    from tianflow.errors import RunNotFoundError
+    from tianflow.server.common import client
 
     if address is not None:
-        from tianflow.errors import ConfigError, Problem
-
-        if not address.startswith(("http://", "https://")):
-            raise ConfigError(
-                [
-                    Problem(
-                        "--address",
-                        address,
-                        "is not an HTTP address",
-                        "an address such as http://127.0.0.1:8080",
-                    )
-                ]
-            )
-        token = os.environ.get(TOKEN, "")
-        return ControlFile(
-            run="",
-            pid=0,
-            start_time=None,
-            address=address.rstrip("/"),
-            token=token,
-            read_token=token,
-        )
+        return client.at_address(address)
     found = client.service(runs_dir)
     if found is None:
         advice = "start one with `tianflow serve`, or name one with --address"
-        raise client.RunNotFoundError(f"no service is active in {str(runs_dir)!r}: {advice}")
+        raise RunNotFoundError(f"no service is active in {str(runs_dir)!r}: {advice}")
     return found
 
 
@@ -207,6 +199,18 @@ def _tables(config: str) -> Any:
     from tianflow.config.loading import read_tables, shipped
 
     return config if not Path(config).is_file() and config in shipped() else read_tables(config)
+
+
+def _tables_for(algorithm: str, env: str, overrides: list[str]) -> Any:
+    """The settings of ``train ALGORITHM --env ID``, as tables."""
+    import tomllib
+
+    from tianflow.config.loading import to_toml
+    from tianflow.planning.starting import origin, start_config
+
+    settings = start_config(algorithm, env, overrides, report=print_error)
+    print_error(origin(settings))
+    return tomllib.loads(to_toml(settings))
 
 
 def _paths(overrides: list[str]) -> dict[str, object]:

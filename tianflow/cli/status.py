@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.cli import client
 from tianflow.cli.common import RUNS, AsJson, RunArgument, RunsDir, echo, exit_codes
 from tianflow.core.formatting import sparkline
-from tianflow.errors import printable
-from tianflow.rundir.summary import SUMMARY, partial_document, read_summary
+from tianflow.errors import RequestError, RunNotFoundError, printable
+from tianflow.rundir.summary import SUMMARY, ended_document
+from tianflow.server.common import client
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,13 +42,22 @@ ENDED_SHOWN = 10
 """Number of ended runs of a service that are shown besides the others."""
 
 
-def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+def status(
+    run: RunArgument = None,
+    *,
+    runs_dir: RunsDir = RUNS,
+    every_run: Annotated[
+        bool, typer.Option("--all", help="All ended runs, not only the newest ten.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show the status of RUN, or of every active run.
 
     If a service holds the runs, pending and recently ended runs are shown, too.
     """
     with exit_codes():
-        documents = gather(runs_dir) if run is None else [_one(runs_dir, run)]
+        limit = None if every_run else ENDED_SHOWN
+        documents, more = _gathered(runs_dir, limit) if run is None else ([_one(runs_dir, run)], 0)
     if as_json:
         echo(json.dumps(documents if run is None else documents[0]))
     elif documents:
@@ -57,39 +66,45 @@ def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson
             told = document["state"] == "failed" or document.get("on_disk")
             if told and document.get("reasons"):
                 echo(f"{document['id']}: {'; '.join(document['reasons'])}")
+        if more:
+            echo(f"{more} more that do not run (tianflow status --all shows them)")
     else:
-        echo(f"no active run in {str(runs_dir)!r}{_inactive(runs_dir)}")
+        echo(f"no active run in {str(runs_dir)!r}{_inactive(runs_dir, limit)}")
 
 
-def _inactive(runs_dir: Path) -> str:
+def _inactive(runs_dir: Path, limit: int | None) -> str:
     """Runs that ended, and those that were interrupted (a summary may be older than the
     interruption), in words.
     """
-    from tianflow.cli import client
+    from tianflow.server.common import client
 
     broken = client.crashed(runs_dir)
     ended = sorted(runs_dir.glob(f"*/{SUMMARY}"), key=lambda path: -path.stat().st_mtime)
     names = [path.parent.name for path in ended if path.parent.name not in broken]
-    shown = (
-        f"; ended: {', '.join(names[:ENDED_SHOWN])} (tianflow status RUN shows one)"
-        if names
-        else ""
-    )
+    broken.sort(key=lambda name: -(runs_dir / name).stat().st_mtime)
+    shown = f"; ended: {_listed(names, limit)} (tianflow status RUN shows one)" if names else ""
     return shown + (
-        f"; interrupted: {', '.join(broken)} (tianflow train --resume RUN continues)"
+        f"; interrupted: {_listed(broken, limit)} (tianflow train --resume RUN continues)"
         if broken
         else ""
     )
 
 
+def _listed(names: list[str], limit: int | None) -> str:
+    """The first ``limit`` names, and the number of the others."""
+    shown = names if limit is None else names[:limit]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more (--all)" if more else "")
+
+
 def _one(runs_dir: Path, run: str) -> dict[str, Any]:
     """The document of ``run``, or its summary in that form."""
-    from tianflow.cli import client
+    from tianflow.server.common import client
 
     try:
         contact = client.find(runs_dir, run)
-    except client.RunNotFoundError:
-        if run in client.crashed(runs_dir) or (left := _from_summary(runs_dir, run)) is None:
+    except RunNotFoundError:
+        if run in client.crashed(runs_dir) or (left := ended_document(runs_dir / run)) is None:
             raise
         return left
     return _with_summary(runs_dir, client.request(contact, "GET"))
@@ -100,25 +115,8 @@ def _with_summary(runs_dir: Path, document: dict[str, Any]) -> dict[str, Any]:
     return (
         document
         if document.get("ended") is None
-        else (_from_summary(runs_dir, document["id"]) or {}) | document
+        else (ended_document(runs_dir / document["id"]) or {}) | document
     )
-
-
-def _from_summary(runs_dir: Path, run: str) -> dict[str, Any] | None:
-    """A run document from the summary of an ended run; None without a summary."""
-    summary = read_summary(runs_dir / run) or {}
-    document = partial_document(summary)
-    if not document or "state" not in summary:
-        return None
-    reasons = [reason] if (reason := summary.get("error") or summary.get("reason")) else []
-    return {
-        "id": run,
-        "state": summary["state"],
-        "reasons": reasons,
-        **document,
-        "checkpoint": {"best": summary.get("best")},
-        "summary": summary,
-    }
 
 
 def top(
@@ -160,7 +158,7 @@ def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
     """
     from urllib.parse import quote
 
-    from tianflow.cli import client
+    from tianflow.server.common import client
 
     with exit_codes():
         contact = (client.service(runs_dir) if run is None else None) or client.find(runs_dir, run)
@@ -178,32 +176,44 @@ def gather(runs_dir: Path) -> list[dict[str, Any]]:
     Raises:
         RequestError: the service does not answer.
     """
-    from tianflow.cli import client
+    return _gathered(runs_dir, ENDED_SHOWN)[0]
+
+
+def _gathered(runs_dir: Path, limit: int | None) -> tuple[list[dict[str, Any]], int]:
+    """As `gather`, with at most ``limit`` runs that do not run, and the number of the others."""
+    from tianflow.server.common import client
 
     contacts = client.running(runs_dir)
     documents = []
     for contact in contacts.values():
         try:
             documents.append(client.request(contact, "GET"))
-        except client.RequestError:
+        except RequestError:
             if contact.alive:
                 raise
-    holder = client.service(runs_dir)
+    holder, more = client.service(runs_dir), 0
     if holder is not None:
-        documents += _others(client.all_runs(holder), {document["id"] for document in documents})
-    return [_with_summary(runs_dir, document) for document in documents]
+        known = {document["id"] for document in documents}
+        others, more = _others(client.all_runs(holder), known, limit)
+        documents += others
+    return [_with_summary(runs_dir, document) for document in documents], more
 
 
-def _others(runs: Iterable[dict[str, Any]], known: set[str]) -> list[dict[str, Any]]:
-    """Active and pending runs, and the newest of the ended ones."""
-    shown, ended = [], 0
+def _others(
+    runs: Iterable[dict[str, Any]], known: set[str], limit: int | None
+) -> tuple[list[dict[str, Any]], int]:
+    """Active and pending runs, and the newest ``limit`` of those that ended or were interrupted;
+    the number of the others.
+    """
+    shown, still = [], 0
     for run in runs:
         if run["id"] in known:
             continue
-        ended += run["ended"] is not None
-        if run["ended"] is None or ended <= ENDED_SHOWN:
+        is_still = run["ended"] is not None or run["state"] == "interrupted"
+        still += is_still
+        if limit is None or not is_still or still <= limit:
             shown.append(run)
-    return shown
+    return shown, 0 if limit is None else max(0, still - limit)
 
 
 def table(documents: Iterable[Mapping[str, Any]], *, curves: bool = False) -> Table:

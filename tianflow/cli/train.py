@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tianflow.api import Prepared, Session, opened, prepare
 from tianflow.cli.screen import LastingConsole, make_screen, summary_text
+from tianflow.config.imports import require_trusted
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError, Problem, RunError, printable
 from tianflow.hosts import event_loop as loops
@@ -66,7 +67,9 @@ def run(
         text = (
             json.dumps(summary)
             if json_line
-            else printable(summary_text(summary) + _next_steps(prepared.directory, summary))
+            else printable(
+                summary_text(summary) + _next_steps(prepared.directory, summary, prepared.config)
+            )
         )
         sys.stdout.write(f"{text}\n")
         if json_line and (unsaved := lost(summary)):
@@ -91,13 +94,24 @@ def _exit_code(summary: Mapping[str, Any], caught: Sequence[int], *, require_tar
     return 1 if require_target and not summary.get("target_reached") else 0
 
 
-def _next_steps(directory: Path, summary: Mapping[str, Any]) -> str:
+def _next_steps(directory: Path, summary: Mapping[str, Any], config: Config) -> str:
     """Directory of the policy, and commands that use it; "" without a checkpoint."""
+    if summary.get("checkpoint") is None:
+        return ""
+    trust = " --trust" if _needs_trust(config) else ""
     return (
-        ""
-        if summary.get("checkpoint") is None
-        else f"\n  saved in {directory}: tianflow eval {directory}, tianflow report {directory}"
+        f"\n  saved in {directory}: tianflow eval {directory}{trust}, tianflow report {directory}"
     )
+
+
+def _needs_trust(config: Config) -> bool:
+    """True if an evaluation imports a module that the checkpoint names."""
+    tables = config.model_dump(mode="json", include={"algorithm", "env", "network"})
+    try:
+        require_trusted(tables, trust=False)
+    except ConfigError:
+        return True
+    return False
 
 
 async def _run_with_screen(

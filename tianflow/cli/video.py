@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tianflow import plugins
 from tianflow.components.evaluator import play
 from tianflow.config.evaluations import main_evaluation
 from tianflow.envs.make import environment_seed, make
@@ -46,7 +47,7 @@ def require_possible(directory: Path) -> None:
         import moviepy  # noqa: F401 - Gymnasium writes videos with it
     except ImportError as error:
         raise VideoError(
-            f"videos need an extra: pip install 'tianflow[video]' first ({error})"
+            f"videos need an extra: {plugins.install_line('video')} first ({error})"
         ) from None
 
 

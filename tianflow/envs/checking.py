@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tianflow.config.portable import require_portable
 from tianflow.envs.make import make
@@ -19,6 +20,7 @@ from tianflow.errors import ConfigError, EnvironmentFailedError
 
 if TYPE_CHECKING:
     from tianflow.config.model import EnvSettings
+    from tianflow.core.payloads import ActionSpec
 
 COPIES = 2
 """Environments side by side in a check: what several of them return is merged, as in a run."""
@@ -42,6 +44,8 @@ class Report:
     step_mean_us: float | None = None
     """Mean time of one step of one environment with random actions, in microseconds."""
     step_p99_us: float | None = None
+    masks: bool | None = None
+    """True if the environment returned action masks; None if the reset failed."""
 
     @property
     def usable(self) -> bool:
@@ -62,6 +66,9 @@ class Report:
         if self.step_mean_us is not None and self.step_p99_us is not None:
             times = f"{self.step_mean_us:.1f} µs each, 99% within {self.step_p99_us:.1f} µs"
             lines.append(f"{self.steps} random steps: {times}; episodes ended: {self.episodes}")
+        if self.masks is not None:
+            seen = "yes, and the random steps respected them" if self.masks else "no"
+            lines.append(f"action masks in info['action_mask']: {seen}")
         lines += [f"warning: {sentence}" for sentence in self.warnings]
         lines += [f"problem: {sentence}" for sentence in self.problems]
         return [*lines, f"{self.id}: {'usable' if self.usable else 'not usable'}"]
@@ -111,9 +118,18 @@ def _describe(environment: VectorEnvironment, report: Report) -> None:
         },
         "action": spec.action.kind,
         "action_shape": list(spec.action.shape),
+        "actions": _actions(spec.action),
         "autoreset": spec.autoreset,
         "frames_per_step": spec.frames_per_step,
     }
+
+
+def _actions(spec: ActionSpec) -> str:
+    """The number of actions in words: 6, 2 x 3, or the numbers of a Box."""
+    if spec.kind == "box":
+        count = int(np.prod(spec.shape))
+        return f"{count} number{'' if count == 1 else 's'} in a Box"
+    return " x ".join(map(str, spec.categories))
 
 
 def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> bool:
@@ -137,8 +153,14 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
         "action_mask" in info and environment.spec.action.kind != "box",
         np.random.default_rng(seed),
     )
+    report.masks, over = masked, np.zeros(environment.num_envs, np.bool_)
     for _ in range(steps):
-        action = _allowed(environment, info, generator) if masked else vector.action_space.sample()
+        if masked:
+            mask = _mask(environment, info)
+            _check_mask(environment, mask[~over], report)
+            action = _allowed(environment, mask, generator)
+        else:
+            action = vector.action_space.sample()
         began = time.perf_counter()
         with failures_named("step"):
             observation, reward, terminated, truncated, info = vector.step(action)
@@ -149,6 +171,7 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
         if disabled and over.any():
             with failures_named("reset"):
                 _, info = vector.reset(options={"reset_mask": over})
+            over = np.zeros_like(over)
     report.steps = len(times)
     if not report.episodes and not _limited(vector):
         report.warnings.append(
@@ -175,14 +198,30 @@ def _limited(vector: Any) -> bool:
     )
 
 
-def _allowed(
-    environment: VectorEnvironment, info: dict[str, Any], generator: np.random.Generator
-) -> Any:
-    """An action that the masks in ``info`` allow, in the form of the vector's action space."""
-    spec = environment.spec.action
-    mask = np.ones((environment.num_envs, spec.mask_size), np.bool_)
+def _mask(environment: VectorEnvironment, info: dict[str, Any]) -> NDArray[np.bool_]:
+    """The masks in ``info``, [N, mask_size]."""
+    mask = np.ones((environment.num_envs, environment.spec.action.mask_size), np.bool_)
     if "action_mask" in info:  # a final observation may come without a mask
         environment._write_mask(info, mask)  # noqa: SLF001 - as above
+    return mask
+
+
+def _check_mask(environment: VectorEnvironment, mask: NDArray[np.bool_], report: Report) -> None:
+    """Report a choice without a possible action; ``mask`` is of episodes that go on."""
+    choices = np.split(mask, np.cumsum(environment.spec.action.categories)[:-1], axis=1)
+    if not all(choice.any(axis=1).all() for choice in choices):
+        _once(
+            report.warnings,
+            "info['action_mask'] allows no action before the end of an episode; the policy then "
+            "takes any action. Allow at least one, or end the episode",
+        )
+
+
+def _allowed(
+    environment: VectorEnvironment, mask: NDArray[np.bool_], generator: np.random.Generator
+) -> Any:
+    """An action that ``mask`` allows, in the form of the vector's action space."""
+    spec = environment.spec.action
     return ActionCodec(spec).decode(allowed_at_random(spec, mask, generator))
 
 

@@ -260,7 +260,7 @@ def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> Recipe:
             "env.vectorization",
             "envpool",
             "envpool is not installed",
-            "pip install 'tianflow[envpool]' first",
+            f"{plugins.install_line('envpool')} first",
         )
         raise ConfigError([problem]) from error
     name, kwargs = name_of(settings.id, settings.kwargs), dict(settings.kwargs)
@@ -306,7 +306,7 @@ def _not_installed(given: str, package: str) -> ConfigError:
                 "env.id",
                 given,
                 f"{package} is not installed",
-                f"pip install 'tianflow[{EXTRAS[package]}]' first",
+                f"{plugins.install_line(EXTRAS[package])} first",
             )
         ]
     )

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tianflow import plugins
 from tianflow.export import ExportError
 from tianflow.export.deployed import Deployed
 
@@ -68,7 +69,7 @@ def to_onnx(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
         import onnxscript  # noqa: F401 - PyTorch writes ONNX with it
     except ImportError as error:
         raise ExportError(
-            f"ONNX needs an extra: pip install 'tianflow[onnx]' first ({error})",
+            f"ONNX needs an extra: {plugins.install_line('onnx')} first ({error})",
             bad=True,
         ) from None
     complete = _complete(metadata, deployed, after="next_")

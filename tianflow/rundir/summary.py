@@ -214,6 +214,25 @@ def partial_document(summary: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
+def ended_document(directory: Path) -> dict[str, Any] | None:
+    """The run document of a run that has ended, from its summary; None without a valid one. Waits
+    for the disk.
+    """
+    summary = read_summary(directory) or {}
+    document = partial_document(summary)
+    if not document or "state" not in summary:
+        return None
+    reasons = [reason] if (reason := summary.get("error") or summary.get("reason")) else []
+    return {
+        "id": directory.name,
+        "state": summary["state"],
+        "reasons": reasons,
+        **document,
+        "checkpoint": {"best": summary.get("best")},
+        "summary": summary,
+    }
+
+
 def lost(summary: Mapping[str, Any]) -> str:
     """The updates that no checkpoint holds, in words; "" if there are none, or if ``summary`` does
     not say.

@@ -143,8 +143,9 @@ def _remedy(factory: Any) -> str:
     if not hasattr(factory, "extra"):
         return ""
     package = factory.__module__.partition(".")[0]
-    # An editable installation does not list its packages.
-    owners = ["tianflow"] if package == "tianflow" else packages_distributions().get(package, [])
+    if package == "tianflow":
+        return f"{plugins.install_line(factory.extra)} first"
+    owners = packages_distributions().get(package, [])
     return f"pip install '{owners[0]}[{factory.extra}]' first" if owners else ""
 
 

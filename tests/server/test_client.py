@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from tianflow.cli import client
+from tianflow.cli.main import app
 from tianflow.config.model import LIVE
-from tianflow.errors import ConfigError
+from tianflow.errors import ConfigError, RequestError, RunNotFoundError
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
+from tianflow.server.common import client
 
 
 @dataclass
@@ -101,9 +103,7 @@ def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:
     announce(tmp_path, "one")
     two = announce(tmp_path, "two")
     assert two == client.find(tmp_path, "two")
-    with pytest.raises(
-        client.RunNotFoundError, match=r"2 runs are active in .* \(one, two\): name one"
-    ):
+    with pytest.raises(RunNotFoundError, match=r"2 runs are active in .* \(one, two\): name one"):
         client.find(tmp_path, None)
 
 
@@ -111,7 +111,7 @@ def test_a_run_without_its_process_is_not_active(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     announce(tmp_path, "gone", pid=gone.pid)
-    with pytest.raises(client.RunNotFoundError, match="run 'gone' crashed"):
+    with pytest.raises(RunNotFoundError, match="run 'gone' crashed"):
         client.find(tmp_path, "gone")
 
 
@@ -121,7 +121,7 @@ def test_a_killed_run_is_distinguished_from_one_that_ended(tmp_path: Path) -> No
     announce(tmp_path, "active")
     assert ["killed"] == client.crashed(tmp_path)
     with pytest.raises(
-        client.RunNotFoundError,
+        RunNotFoundError,
         match=r"'killed' crashed \(continue with `tianflow train --resume killed`\).*: active$",
     ):
         client.find(tmp_path, "killed")
@@ -129,7 +129,7 @@ def test_a_killed_run_is_distinguished_from_one_that_ended(tmp_path: Path) -> No
         ("killed", "crashed"),
         ("ended", "has ended"),
     ):  # neither counts as a section
-        with pytest.raises(client.RunNotFoundError, match=state):
+        with pytest.raises(RunNotFoundError, match=state):
             client.get(tmp_path, [name])
 
 
@@ -156,19 +156,19 @@ def test_a_torn_control_file_is_ignored(tmp_path: Path) -> None:
 def test_an_unknown_run_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     announce(tmp_path, "cartpole-1")
     with pytest.raises(
-        client.RunNotFoundError, match="'cartpol-1' does not exist; .*did you mean 'cartpole-1'"
+        RunNotFoundError, match="'cartpol-1' does not exist; .*did you mean 'cartpole-1'"
     ):
         client.find(tmp_path, "cartpol-1")
 
 
 @pytest.mark.parametrize("name", ["", "..", "."])
 def test_a_run_is_a_name_not_a_path(tmp_path: Path, name: str) -> None:
-    with pytest.raises(client.RunNotFoundError, match="does not exist"):
+    with pytest.raises(RunNotFoundError, match="does not exist"):
         client.find(tmp_path, name)
 
 
 def test_without_a_directory_of_runs_none_is_active(tmp_path: Path) -> None:
-    with pytest.raises(client.RunNotFoundError, match="0 runs are active"):
+    with pytest.raises(RunNotFoundError, match="0 runs are active"):
         client.find(tmp_path / "nowhere", None)
 
 
@@ -215,8 +215,8 @@ def test_a_section_without_live_settings_is_refused_without_a_request() -> None:
         client.resource("blance")
 
 
-def refusal(contact: ControlFile) -> client.RequestError:
-    with pytest.raises(client.RequestError) as caught:
+def refusal(contact: ControlFile) -> RequestError:
+    with pytest.raises(RequestError) as caught:
         client.request(contact, "GET")
     return caught.value
 
@@ -283,7 +283,7 @@ def test_a_request_that_is_not_answered_in_time_may_have_been_carried_out(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         contact = announce(tmp_path, "one", f"http://127.0.0.1:{silent.getsockname()[1]}")
         for method, expected in (("POST", True), ("GET", False)):
-            with pytest.raises(client.RequestError) as error:
+            with pytest.raises(RequestError) as error:
                 client.request(contact, method, "/api/v1/pause")
             assert expected == (
                 "it may do what was asked: see `tianflow status`" in str(error.value)
@@ -325,7 +325,7 @@ def test_a_run_that_the_service_does_not_know_does_not_exist(
 ) -> None:
     announce_service(tmp_path, control.address)
     control.answer(404, {"title": "Not Found"})
-    with pytest.raises(client.RunNotFoundError, match="run 'zzz' does not exist"):
+    with pytest.raises(RunNotFoundError, match="run 'zzz' does not exist"):
         client.find(tmp_path, "zzz")
 
 
@@ -369,3 +369,16 @@ def test_a_value_that_json_lacks_is_refused_by_its_path_and_not_sent(
     with pytest.raises(ConfigError, match=r"parameters\.x"):
         client.send(contact, "PATCH", "/api/v1/runs/a/balance", {"parameters": {"x": value}})
     assert [] == control.requests
+
+
+@pytest.mark.parametrize("command", ["resume", "console"])
+def test_commands_on_a_run_that_has_ended_name_what_continues_and_what_shows_it(
+    tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "ended").mkdir()
+    done = CliRunner().invoke(app, [command, "ended", "--runs-dir", str(tmp_path)])
+    assert 1 == done.exit_code
+    assert (
+        "run 'ended' has ended (`tianflow train --resume ended` continues it, `tianflow report "
+        "ended` shows it)" in done.stderr
+    )

@@ -1,15 +1,17 @@
-"""HTTP client of the command line: finds a run, sends requests, follows its event stream, and turns
-refusals into messages.
+"""HTTP client of runs and services: finds a run, sends requests, follows its event stream, and
+turns refusals into messages.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 
 from tianflow import plugins
 from tianflow.config.portable import require_portable
-from tianflow.errors import ConfigError, Problem, TianflowError
+from tianflow.errors import ConfigError, Problem, RequestError, RunNotFoundError
 from tianflow.rundir.control_file import NAME, SERVICE, ControlFile
 
 RESOURCES = {
@@ -42,34 +44,29 @@ ANSWER_S = 10.0
 SILENCE_S = 45.0
 """Timeout of an event stream: three heartbeats of the server."""
 LONGEST_LINE = 2**20
+PAUSE_S = 1.0
+"""Seconds before a broken event stream is connected again."""
+TRIES = 30
+"""Consecutive connections without an event, after which `listen` fails."""
+TOKEN = "TIANFLOW_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable with the token of a service that is named by its address."""
+BUSY = frozenset({429, 503})
+"""Statuses of a server that answers soon: a service starts the run, or the run ends."""
 _BAD_REQUESTS = {400, 413, 415, 422}
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Ignores a proxy in the environment: requests go to this machine or to a given service."""
 
 
-class RunNotFoundError(TianflowError):
-    """No active run matches, or several do."""
-
-
-class RequestError(TianflowError):
-    """The run refused the request, or did not answer.
-
-    Attributes:
-        bad: True when the request itself was at fault.
-        problems: fields of the request that were refused.
-        status: HTTP status of the refusal; 0 without an answer.
-    """
-
-    def __init__(
-        self, message: str, *, bad: bool = False, problems: Sequence[Problem] = (), status: int = 0
-    ) -> None:
-        self.bad, self.problems, self.status = bad, tuple(problems), status
-        super().__init__(message)
-
-
 @dataclass(frozen=True, slots=True)
 class StreamedEvent:
-    """One event of a run. ``number`` is 0 for a loss that the client noticed."""
+    """One event of a run.
+
+    Attributes:
+        number: counts from 1 in each process of the run; 0 for a loss that the client noticed.
+        kind: such as ``"evaluation-finished"``.
+        data: fields of the event in `tianflow.core.events`; ``at`` is its Unix time in seconds.
+            Updates and episodes of a quarter of a second are one event with their ``count``.
+    """
 
     number: int
     kind: str
@@ -101,6 +98,21 @@ def service(runs_dir: Path) -> ControlFile | None:
     return found if found is not None and found.alive else None
 
 
+def at_address(address: str, token: str | None = None) -> ControlFile:
+    """Contact of the service, or server of a run, at ``address``. ``token`` None: `TOKEN`.
+
+    Raises:
+        ConfigError: ``address`` is not an HTTP address.
+    """
+    if not address.startswith(("http://", "https://")):
+        accepted = "an address such as http://127.0.0.1:8080"
+        raise ConfigError([Problem("--address", address, "is not an HTTP address", accepted)])
+    given = os.environ.get(TOKEN, "") if token is None else token
+    return ControlFile(
+        run="", pid=0, start_time=None, address=address.rstrip("/"), token=given, read_token=given
+    )
+
+
 def find(runs_dir: Path, run: str | None) -> ControlFile:
     """Control file of ``run``, or of the only active run.
 
@@ -122,18 +134,21 @@ def find(runs_dir: Path, run: str | None) -> ControlFile:
         raise RunNotFoundError(f"{len(active)} runs are active in {where!r} ({names}): {advice}")
     if run in active:
         return active[run]
-    if (manager := service(runs_dir)) is not None and _knows(manager, run):
+    if (manager := service(runs_dir)) is not None and knows(manager, run):
         return replace(manager, run=run)
     known = run not in {"", ".", ".."} and (runs_dir / run).is_dir()
     nearest = plugins.nearest(run, tuple(active))
     hint = f"; did you mean {nearest!r}?" if nearest else ""
-    problem = "has ended" if known else "does not exist"
+    resume, report = f"`tianflow train --resume {run}`", f"`tianflow report {run}`"
+    ended = f"has ended ({resume} continues it, {report} shows it)"
+    problem = ended if known else "does not exist"
     if run in crashed(runs_dir):
         problem = f"crashed (continue with `tianflow train --resume {run}`)"
     raise RunNotFoundError(f"run {run!r} {problem}; active in {where!r}: {names}{hint}")
 
 
-def _knows(manager: ControlFile, run: str) -> bool:
+def knows(manager: ControlFile, run: str) -> bool:
+    """True if the service has a run of this name."""
     try:
         return bool(send(manager, "GET", f"/api/v1/runs/{urllib.parse.quote(run, safe='')}"))
     except RequestError:
@@ -261,6 +276,70 @@ def stream(contact: ControlFile, number: int, *, follow: bool) -> Iterator[Strea
             yield from parse(answer)
         except ValueError as error:
             raise RequestError(f"{_name(contact)} sent an invalid event: {error}") from error
+
+
+def listen(
+    contact: ControlFile,
+    *,
+    again: Callable[[ControlFile, RequestError | None], ControlFile | None],
+    follow: bool,
+    pause: float = PAUSE_S,
+) -> Iterator[StreamedEvent]:
+    """Events that the run retains; with ``follow`` also later ones, until it ends.
+
+    A broken connection is resumed after the last event.
+
+    Args:
+        contact: of the run.
+        again: returns where to connect next, from the last contact and its error. None: the run
+            has ended.
+        follow: whether later events are waited for.
+        pause: seconds before each retry.
+
+    Raises:
+        RequestError: the run refuses the request, or does not answer.
+    """
+    server: ControlFile | None = contact
+    number = failures = 0
+    while server is not None:
+        error = None
+        try:
+            for event in stream(server, number, follow=follow):
+                number, failures = event.number, 0
+                yield event
+        except RequestError as caught:
+            if caught.status and caught.status not in BUSY:
+                raise
+            error = caught
+        if not follow and error is None:
+            return
+        failures += 1
+        if not follow or failures >= TRIES:
+            raise error or RequestError(
+                f"run {server.run!r} at {server.address} closes its event stream"
+            )
+        time.sleep(pause)
+        before, server = server, again(server, error)
+        if number and server is not None and not _same_process(server, before):
+            number = 0
+            yield StreamedEvent(
+                0, "lost", {"count": None, "reason": "the run continues in another process"}
+            )
+
+
+def reconnected(
+    runs_dir: Path, server: ControlFile, error: RequestError | None
+) -> ControlFile | None:
+    """Where to connect next; None if the run has ended.
+
+    A service that starts the run is busy (503) until the run answers for itself.
+    """
+    busy = error is not None and error.status in BUSY
+    return running(runs_dir).get(server.run) or (server if busy and server.alive else None)
+
+
+def _same_process(one: ControlFile, other: ControlFile) -> bool:
+    return (one.pid, one.start_time) == (other.pid, other.start_time)
 
 
 def parse(answer: http.client.HTTPResponse) -> Iterator[StreamedEvent]:
