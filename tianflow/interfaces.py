@@ -69,6 +69,10 @@ class LiveSettings:
     hold_learner: bool = False
     """The learner rests at its next boundary: an evaluation is to judge exactly its newest version.
     """
+    generation: int = 0
+    """Number of changes of all the rest. A hold of the learner does not count: it
+    would refuse the change of a client that has read the settings before it.
+    """
 
 
 class RunControl(Protocol):
@@ -349,7 +353,7 @@ class WeightsChannel(WeightsReader, WeightsWriter, Protocol):
 
 
 class SettingsReader(Protocol):
-    """Live settings: newest value only. ``key`` is its generation."""
+    """Live settings: newest value only. ``key`` grows with each value."""
 
     @property
     def value(self) -> LiveSettings: ...

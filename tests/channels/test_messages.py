@@ -163,9 +163,9 @@ def test_what_a_host_starts_with_comes_back_the_same(action: ActionSpec) -> None
 
 
 def test_settings_come_back_the_same() -> None:
-    live = LiveSettings(cartpole(), 3, paused=True, hold_learner=True)
+    live = LiveSettings(cartpole(), 3, paused=True, hold_learner=True, generation=4)
     arrived = travelled(MESSAGES, PutSettings.of(live, 5))
-    assert (live, 5) == (arrived.live, arrived.generation)
+    assert (live, 5) == (arrived.live, arrived.key)
 
 
 # What is refused

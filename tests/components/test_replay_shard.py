@@ -107,7 +107,7 @@ class Place:
             name="replay-0",
             host="replay-0",
             end=self.end,
-            settings=LatestCell(LiveSettings(cartpole(), None), 7),
+            settings=LatestCell(LiveSettings(cartpole(), None, generation=7), 7),
             compute=Compute(name="unused", on_orphan=lambda _: None),
             make_shard=lambda: self.shard,
             seed=seed,

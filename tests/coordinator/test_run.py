@@ -466,8 +466,11 @@ async def test_a_pause_and_a_resting_learner_are_no_changes_of_settings(tmp_path
     async with going(world):
         world.run.control.pause(source="test")
         world.run.control.resume(source="test")
+        before = world.run.control.generation
         await soon(world.run.evaluation.evaluate(hold=True))
         assert 0 == world.run.control.statistics().settings_changes < world.run.control.generation
+        # A client that has read the settings before an evaluation may change them after it.
+        assert before == world.run.control.generation < world.run.settings.key
         world.run.control.change({"weights": {"publish_interval_updates": 2}}, source="test")
         assert 1 == world.run.control.statistics().settings_changes
 

@@ -398,8 +398,11 @@ class NotEvaluated:
 @message
 @dataclass(frozen=True, slots=True)
 class PutSettings:
-    """Live settings in force. ``config`` is `Config` as JSON values."""
+    """Live settings in force. ``key``: of the value among all. ``config`` is `Config` as JSON
+    values.
+    """
 
+    key: int
     generation: int
     config: Mapping[str, Any]
     bound: int | None
@@ -407,16 +410,16 @@ class PutSettings:
     hold_learner: bool
 
     @classmethod
-    def of(cls, live: LiveSettings, generation: int) -> Self:
+    def of(cls, live: LiveSettings, key: int) -> Self:
         """``live`` as a message."""
         plain = json.loads(live.config.model_dump_json())
-        return cls(generation, plain, live.bound, live.paused, live.hold_learner)
+        return cls(key, live.generation, plain, live.bound, live.paused, live.hold_learner)
 
     @property
     def live(self) -> LiveSettings:
         """The settings. ValueError if ``config`` is not a valid config."""
         config = Config.model_validate(self.config)
-        return LiveSettings(config, self.bound, self.paused, self.hold_learner)
+        return LiveSettings(config, self.bound, self.paused, self.hold_learner, self.generation)
 
 
 @message

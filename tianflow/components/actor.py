@@ -116,7 +116,7 @@ class Actor:
             role="actor",
             host=self._host,
             time=self._clock.read(),
-            generation=self._settings.key,
+            generation=self._settings.value.generation,
             learning=self._learning.read(),
         ).with_measures(
             ActorMeasures(

@@ -185,7 +185,7 @@ class Evaluator:
             role="evaluator",
             host=self._host,
             time=self._clock.read(),
-            generation=self._settings.key,
+            generation=self._settings.value.generation,
         ).with_measures(EvaluatorMeasures(**self._counters))
 
     def _ask(self, at_least: Version, name: str | None) -> asyncio.Future[Any]:

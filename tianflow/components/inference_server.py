@@ -115,7 +115,7 @@ class InferenceServer:
             role="inference",
             host=self._host,
             time=self._clock.read(),
-            generation=self._settings.key,
+            generation=self._settings.value.generation,
         ).with_measures(
             InferenceMeasures(
                 **self._counters,

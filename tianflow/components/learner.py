@@ -184,7 +184,7 @@ class Learner:
             role="learner",
             host=self._host,
             time=self._clock.read(),
-            generation=self._settings.key,
+            generation=self._settings.value.generation,
             gauges=dict(self._gauges),
             learning=self._learning.read(),
         ).with_measures(

@@ -64,7 +64,7 @@ class LearnerRank:
             role="rank",
             host=self._host,
             time=self._clock.read(),
-            generation=self._settings.key,
+            generation=self._settings.value.generation,
         )
 
     def _follow(self, trainer: BatchTrainer) -> None:

@@ -112,7 +112,7 @@ class ReplayShard:
             role="replay",
             host=self._host,
             time=self._clock.read(),
-            generation=self._settings.key,
+            generation=self._settings.value.generation,
         ).with_measures(
             ShardMeasures(
                 **self._counters,

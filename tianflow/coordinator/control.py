@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tianflow.channels.latest import LatestCell
 from tianflow.config import loading
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 class LiveConfig:
-    """The live settings: one cell that every host follows. Its generation grows with each change.
+    """The live settings: one cell that every host follows. Its generation grows with each change,
+    except for holds of the learner.
 
     Args:
         config: settings at the start.
@@ -69,17 +70,17 @@ class LiveConfig:
     @property
     def generation(self) -> int:
         """Generation of the settings in force."""
-        return self.cell.key
+        return self.cell.value.generation
 
     def put(self, config: Config, *, bound: int | None) -> None:
         """Put ``config`` in force, under ``bound``."""
         self.changes += 1
         self.revision += 1
-        self._put(replace(self.cell.value, config=config, bound=bound))
+        self._change(config=config, bound=bound)
 
     def pause(self, paused: bool) -> None:
         """Pause the run, or end the pause."""
-        self._put(replace(self.cell.value, paused=paused))
+        self._change(paused=paused)
 
     def hold_learner(self, *, for_good: bool = False) -> None:
         """The learner rests at its next boundary. ``for_good``: it is not released any more."""
@@ -94,7 +95,11 @@ class LiveConfig:
     def set_bound(self, bound: int | None) -> None:
         """Controllers requested ``bound``."""
         if bound != self.cell.value.bound:
-            self._put(replace(self.cell.value, bound=bound))
+            self._change(bound=bound)
+
+    def _change(self, **values: Any) -> None:
+        live = self.cell.value
+        self._put(replace(live, generation=live.generation + 1, **values))
 
     def _put(self, live: LiveSettings) -> None:
         self.cell.put(live, self.cell.key + 1)

@@ -195,7 +195,7 @@ class LinkedHost:
     """
 
     def __init__(self, start: StartHost, transport: HostTransport) -> None:
-        self._settings = LatestCell(start.settings.live, start.settings.generation)
+        self._settings = LatestCell(start.settings.live, start.settings.key)
         self._link = transport.open_link(
             handle=self._handle, closed=self._closed, failed=self._message_failed
         )
@@ -216,7 +216,7 @@ class LinkedHost:
                 **dict.fromkeys(
                     (StoreTrajectory, DrawPart, Prioritise, DropItems, SaveItems), self._ask_shard
                 ),
-                PutSettings: lambda message: self._settings.put(message.live, message.generation),
+                PutSettings: lambda message: self._settings.put(message.live, message.key),
                 SetComponents: lambda message: host.reconcile(message.components),
                 SaveState: lambda message: self._serve(self._save(message)),
                 RestLearner: lambda message: self._serve(self._rest(message)),
