@@ -33,7 +33,7 @@ pytestmark = [
         CHROMIUM is None, reason="chromium (Debian package of that name) is not installed"
     ),
 ]
-PATIENCE_MS = 20000.0
+PATIENCE_MS = 1000.0 * harness.PATIENCE_S
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 CARTPOLE = {"env__id": "CartPole-v1", "balance__max_staleness": 2}
 REFUSED = re.compile(r"Failed to load resource: .* status of (\d+)")
@@ -536,6 +536,7 @@ def test_ended_runs_are_compared_and_deleted(tmp_path: Path, watched: Watched) -
         page.locator("tbody").get_by_role("link", name="one").click()
         watched.reads(".head .state", "done")
         the_whole_page_is_drawn(watched)
+        a_failed_run_shows_its_error_and_its_log(watched)
         page.get_by_role("link", name="Runs").click()
         delete(watched, served.folder)
         assert [] == watched.errors
@@ -580,6 +581,17 @@ def compare(watched: Watched, *names: str) -> None:
     assert all("evaluation" in text for text in table["Final return"])
     assert "run.name" not in table
     assert "env.id" not in table
+    watched.accessible()
+
+
+def a_failed_run_shows_its_error_and_its_log(watched: Watched) -> None:
+    page = watched.page
+    page.get_by_role("link", name="Runs").click()
+    page.locator("tbody").get_by_role("link", name="bad").click()
+    watched.reads(".head .state", "failed")
+    watched.reads(".lead", "ppo on tests.support.environments:RaisingEnv")
+    watched.text_in("#failure", "step broke")
+    watched.text_in("#log pre", "Traceback")
     watched.accessible()
 
 

@@ -95,8 +95,10 @@ export class RunsView {
     return sorted(this.runs.filter((run) => fits(run, choice.text, choice.state)), choice.column, choice.down);
   }
 
+  /** Selected runs, in the order in which they were selected. */
   selection() {
-    return this.runs.filter((run) => choice.selected.has(run.id));
+    const runs = new Map(this.runs.map((run) => [run.id, run]));
+    return [...choice.selected].map((id) => runs.get(id)).filter(Boolean);
   }
 
   showMore() {
