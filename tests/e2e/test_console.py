@@ -169,6 +169,66 @@ def test_the_page_asks_for_a_token_and_the_read_token_changes_nothing(
     watched.reads(".head .state", "running")  # the token lasts as long as the tab
 
 
+TOML = """top = 1
+[env]
+id = "a # [b]"  # [c]
+kwargs = { size = 3, "odd key" = [1, 2] }
+wrappers = [
+  "x = 1",
+  'y = "2',
+]
+"normalisation".returns = true
+[metrics.kwargs.'my sink']
+text = \"\"\"
+[run]
+seed = 7
+\"\"\"
+[run]
+seed = 7
+"""
+
+
+def test_the_line_of_a_setting_is_found_in_every_form_of_toml(
+    live: LiveRun, watched: Watched
+) -> None:
+    assert live.control is not None
+    watched.page.goto(live.control.address)
+    found = watched.page.evaluate(
+        """async (text) => {
+            const { linesOf, lineOf } = await import("/console/toml.js");
+            const lines = linesOf(text);
+            const all = Object.fromEntries(lines);
+            for (const path of ["run.seed.x", "env.none", "none.x"]) all[path] = lineOf(lines, path);
+            return all;
+        }""",
+        TOML,
+    )
+    rows = TOML.split("\n")
+    assert {
+        path: line and rows[line - 1].split("=")[0].strip() for path, line in found.items()
+    } == {
+        "top": "top",
+        "env": "[env]",
+        "env.id": "id",
+        "env.kwargs": "kwargs",
+        "env.kwargs.size": "kwargs",
+        "env.kwargs.odd key": "kwargs",
+        "env.wrappers": "wrappers",
+        "env.normalisation": '"normalisation".returns',
+        "env.normalisation.returns": '"normalisation".returns',
+        "metrics": "[metrics.kwargs.'my sink']",
+        "metrics.kwargs": "[metrics.kwargs.'my sink']",
+        "metrics.kwargs.my sink": "[metrics.kwargs.'my sink']",
+        "metrics.kwargs.my sink.text": "text",
+        "run": "[run]",
+        "run.seed": "seed",
+        "run.seed.x": "seed",
+        "env.none": "[env]",
+        "none.x": None,
+    }
+    assert rows.index("[run]") + 1 < found["run"] == len(rows) - 2, "not the one in the text"
+
+
 def test_numbers_that_arrive_late_or_become_long_move_nothing(
     live: LiveRun, watched: Watched
 ) -> None:
