@@ -183,24 +183,28 @@ async def test_a_directory_in_use_is_refused(world: World) -> None:
 async def test_a_run_is_not_resumed_while_it_is_deleted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await end(world, "a", RunOutcome("failed", "on purpose"))
+    for name in ("a", "b"):
+        await end(world, name, RunOutcome("failed", "on purpose"))
     entered, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     remove = RunFiles.remove
 
     def slowly(files: RunFiles, name: str) -> None:
-        loop.call_soon_threadsafe(entered.set)
-        asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(10.0)
+        if name == "a":
+            loop.call_soon_threadsafe(entered.set)
+            asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(10.0)
         remove(files, name)
 
     monkeypatch.setattr(RunFiles, "remove", slowly)
     deleting = asyncio.create_task(delete(world, "a"))
     await entered.wait()
+    another = asyncio.create_task(delete(world, "b"))  # it must not lift the refusal
+    await asyncio.wait({another}, timeout=0.3)
     response = await world.act("a", "resume")
     assert 409 == response.status
     assert "is being deleted" in (await response.json())["detail"]
     leave.set()
-    assert 200 == (await deleting)[0]
+    assert [200, 200] == [(await task)[0] for task in (deleting, another)]
     assert {} == await world.states()
 
 
