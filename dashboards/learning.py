@@ -14,12 +14,31 @@ def statistic(name: str) -> str:
 
 
 def learning_panels() -> list[Json]:
-    """Beside the return: what updates and episodes report."""
+    """Returns, and statistics of updates and episodes. Each panel has one query, so that it stays
+    readable with many runs.
+    """
     return [
+        lines(
+            "Return",
+            "Mean return of the last 100 episodes of training.",
+            (now("episode_return_mean"), "{{run}} mean"),
+        ),
+        lines(
+            "Evaluation",
+            "Mean return of the newest evaluation, and of named ones.",
+            (now("evaluation_return_mean"), "{{run}} {{evaluation}}"),
+        ),
         lines(
             "Episode length",
             "Mean length of the last 100 episodes of training, in steps.",
             (now("episode_length_mean"), "{{run}}"),
+            width=6,
+        ),
+        lines(
+            "Best return",
+            "Largest return of the last 100 episodes of training.",
+            (now("episode_return_max"), "{{run}}"),
+            width=6,
         ),
         lines(
             "Losses",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dashboards.annotations import annotations
 from dashboards.inference import inference_panels
 from dashboards.learning import learning_panels
 from dashboards.panels import (
@@ -23,10 +24,12 @@ from dashboards.panels import (
     quantile,
     rate,
     rate_by,
+    row,
     time_shares,
 )
+from dashboards.processes import process_panels
 from dashboards.replay import replay_panels
-from dashboards.service import service_panels
+from dashboards.service import service_panels, waiting_panels
 
 FOLDER = Path(__file__).parent / "grafana" / "dashboards"
 COLUMNS = 24
@@ -68,7 +71,7 @@ def dashboard(uid: str, title: str, about: str, panels: Sequence[Json]) -> Json:
     x = y = row = 0
     for number, made in enumerate(panels, start=1):
         place = made["gridPos"]
-        if x + place["w"] > COLUMNS:
+        if x + place["w"] > COLUMNS or (x and made["type"] == "row"):
             x, y, row = 0, y + row, 0
         place["x"], place["y"] = x, y
         made["id"] = number
@@ -95,6 +98,7 @@ def dashboard(uid: str, title: str, about: str, panels: Sequence[Json]) -> Json:
         "refresh": "5s",
         "time": {"from": "now-30m", "to": "now"},
         "links": links,
+        "annotations": {"list": annotations()},
         "templating": {"list": variables()},
         "panels": list(panels),
     }
@@ -132,38 +136,50 @@ def overview() -> Json:
                 now("staleness_violations_total"),
                 bad_from=1,
             ),
-            lines(
-                "Return",
-                "Return of the last 100 episodes of training, and of the newest evaluation.",
-                (now("episode_return_mean"), "{{run}} mean"),
-                (now("episode_return_min"), "{{run}} min"),
-                (now("episode_return_max"), "{{run}} max"),
-                (now("evaluation_return_mean"), "{{run}} evaluation {{evaluation}}"),
-                (now("target_return"), "{{run}} target"),
-            ),
+            row("Learning"),
             *learning_panels(),
+            row("Speed"),
             lines(
                 "Environment steps",
-                "Steps of the actors, and steps trained on; with replay, each draw counts.",
+                "Environment steps of the actors per second.",
                 (rate("env_steps_total"), "{{run}} made"),
-                (rate_by("run", "samples_trained_total"), "{{run}} trained on"),
                 unit="ops",
             ),
             lines(
-                "Staleness",
-                "Staleness of the last 1,000 trajectories, and its bound.",
-                (now("staleness_mean_updates"), "{{run}} mean"),
-                (now("staleness_max_updates"), "{{run}} max"),
-                (now("staleness_bound_updates"), "{{run}} bound"),
+                "Steps trained on",
+                "Environment steps in batches per second; with replay, each draw counts.",
+                (rate_by("run", "samples_trained_total"), "{{run}} trained on"),
+                unit="ops",
             ),
+            time_shares("Learner's time", "learner"),
+            time_shares("Actors' time", "actor-.+"),
             lines(
                 "Updates",
                 "Updates settled per second.",
                 (rate("learner_updates_total"), "{{run}}"),
                 unit="ops",
+                width=6,
             ),
-            time_shares("Learner's time", "learner"),
-            time_shares("Actors' time", "actor-.+"),
+            lines(
+                "Update time",
+                "Time of one update, median.",
+                (quantile(0.5, "learner_update_seconds"), "{{run}} update"),
+                unit="s",
+                width=6,
+            ),
+            lines(
+                "Publishing time",
+                "Mean time to publish the weights of one update.",
+                (mean("weights_publish_seconds"), "{{run}} publish"),
+                unit="s",
+                width=6,
+            ),
+            lines(
+                "Maximum staleness",
+                "Maximum of the last 1,000 trajectories, in updates.",
+                (now("staleness_max_updates"), "{{run}} max"),
+                width=6,
+            ),
             lines(
                 "Dropped trajectories",
                 "Drops per second, by reason.",
@@ -171,43 +187,17 @@ def overview() -> Json:
                 unit="ops",
             ),
             lines(
-                "Update time",
-                "Time of one update, and of publishing its weights.",
-                (quantile(0.5, "learner_update_seconds"), "{{run}} update, median"),
-                (quantile(0.99, "learner_update_seconds"), "{{run}} update, p99"),
-                (mean("weights_publish_seconds"), "{{run}} publish, mean"),
-                unit="s",
-            ),
-            lines(
-                "Actors and restarts",
-                "Actors wanted and reporting; restarts of host processes in the last hour.",
-                (now("actors_wanted"), "{{run}} wanted"),
-                (now("actors"), "{{run}} reporting"),
-                (
-                    f"sum by (run, reason) (increase({now('component_restarts_total')}[1h]))",
-                    "{{run}} restarts {{reason}}",
-                ),
-            ),
-            lines(
-                "Coordinator",
-                "Delay of its event loop, and age of the newest checkpoint.",
-                (quantile(0.99, "loop_lag_seconds"), "{{run}} loop lag, p99"),
-                (
-                    f"time() - ({now('checkpoint_last_success_timestamp_seconds')} > 0)",
-                    "{{run}} checkpoint age",
-                ),
-                unit="s",
-            ),
-            lines(
-                "Sinks",
-                "Rows of history offered to each sink, and rows that a slow or failed sink did not "
-                "receive.",
-                (rate("sink_rows_total"), "{{run}} {{sink}} offered"),
-                (rate("sink_rows_dropped_total"), "{{run}} {{sink}} dropped"),
+                "Rows lost by sinks",
+                "Rows of history that a slow or failed sink did not receive, per second.",
+                (rate("sink_rows_dropped_total"), "{{run}} {{sink}}"),
                 unit="ops",
-                width=COLUMNS,
             ),
+            *waiting_panels(),
+            row("Processes"),
+            *process_panels(),
+            row("Inference servers"),
             *inference_panels(),
+            row("Service"),
             *service_panels(),
         ],
     )
@@ -347,6 +337,7 @@ def balance() -> Json:
                 (rate("settings_refused_total"), "{{run}} refused"),
                 unit="ops",
             ),
+            row("Replay"),
             *replay_panels(),
         ],
     )

@@ -84,6 +84,12 @@ def panel(
     }
 
 
+def row(title: str) -> Json:
+    """A heading above the panels that follow it."""
+    place = {"w": 24, "h": 1}
+    return {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": place}
+
+
 def time_shares(title: str, component: str) -> Json:
     """Share of time in each state, over all components whose name matches."""
     return lines(

@@ -9,7 +9,7 @@ HELD = "tianflow_service_runs"
 
 
 def service_panels() -> list[Json]:
-    """Runs by state, and their waits and bottlenecks. Without a service the first two are empty."""
+    """Runs by state. Without a service the panels are empty."""
     return [
         lines("Service: runs", "Runs of the service, by state.", (HELD, "{{state}}")),
         lines(
@@ -18,6 +18,12 @@ def service_panels() -> list[Json]:
             (f'delta({HELD}{{state="failed"}}[1h])', "failed"),
             ("increase(tianflow_service_run_restarts_total[1h])", "restarted processes"),
         ),
+    ]
+
+
+def waiting_panels() -> list[Json]:
+    """Waits and bottleneck of each run."""
+    return [
         lines(
             "Waiting",
             "Share of the last seconds in which the learner waited for samples, and actors for "

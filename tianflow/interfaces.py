@@ -817,6 +817,15 @@ class HostHandle(Protocol):
         """What its components do with their environments, as of the last heartbeat."""
 
 
+@runtime_checkable
+class InProcess(Protocol):
+    """A `HostHandle` whose host is a process of its own has this, too."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+
+
 class HostProcess(Protocol):
     """A process that runs a host, as its launcher started it; it leads a process group."""
 

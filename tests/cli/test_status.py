@@ -1,4 +1,4 @@
-"""``tianflow status``, ``top`` and ``submit`` beside a service: what they show, and what
+"""``tianflow status``, ``top``, ``submit`` and ``delete`` beside a service: what they show, and what
 they send.
 """
 
@@ -25,8 +25,8 @@ from tianflow.server.common import client
 ENDED = {"state": "done", "ended": 5.0}
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, arguments)
+def run(*arguments: str, typed: str | None = None) -> Result:
+    return CliRunner().invoke(cli.app, arguments, input=typed)
 
 
 SEND = client.send
@@ -70,15 +70,17 @@ class Services:
         contact: ControlFile,
         method: str,
         path: str,
-        body: Any,
+        body: Any = None,
         *,
-        content_type: str,
-        headers: Mapping[str, str],
+        content_type: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        assert "application/json" == content_type
-        self.asked.append((contact.address + contact.token, method, path, body, headers))
+        assert ("" if body is None else "application/json") == content_type
+        self.asked.append((contact.address + contact.token, method, path, body, headers or {}))
         if self.refusal is not None:
             raise self.refusal
+        if method == "DELETE":
+            return {"id": path.rpartition("/")[2], "action": "delete", "state": "deleted"}
         return {"id": "a-run", "state": "pending"}
 
 
@@ -378,3 +380,32 @@ def test_submit_by_algorithm_refuses_what_train_refuses(services: Services) -> N
     done = run("submit", "cartpole_ppo", "--env", "CartPole-v1")
     assert (2, []) == (done.exit_code, services.asked)
     assert "an algorithm is expected" in done.stderr
+
+
+def test_delete_asks_first_and_deletes_only_after_a_yes(services: Services) -> None:
+    for typed in ("n\n", "\n", ""):
+        done = run("delete", "old", typed=typed)
+        assert (1, []) == (done.exit_code, services.asked)
+        assert "delete run 'old' with its checkpoints, history and log?" in done.stdout
+    done = run("delete", "old", typed="y\n")
+    assert 0 == done.exit_code
+    assert done.stdout.endswith("old: deleted\n")
+    assert [("http://heret", "DELETE", "/api/v1/runs/old", None, {})] == services.asked
+
+
+def test_delete_with_yes_asks_nothing_and_quotes_the_name(services: Services) -> None:
+    done = run("delete", "a/../b c", "--yes")
+    assert (0, "a%2F..%2Fb%20c: deleted\n") == (done.exit_code, done.stdout)
+    assert "/api/v1/runs/a%2F..%2Fb%20c" == services.asked[0][2]
+
+
+def test_delete_shows_why_it_is_refused(services: Services) -> None:
+    services.refusal = RequestError("State conflict: run 'a' is running", status=409)
+    done = run("delete", "a", "--yes")
+    assert (1, "", "State conflict: run 'a' is running\n") == (
+        done.exit_code,
+        done.stdout,
+        done.stderr,
+    )
+    services.there = False
+    assert "tianflow serve" in run("delete", "a", "--yes").stderr

@@ -34,11 +34,13 @@ needs_promtool = pytest.mark.skipif(
 
 
 def panel_expressions() -> list[str]:
+    """Expressions of panels and annotations."""
+    boards = BOARDS.values()
+    panels = (panel for board in boards for panel in board["panels"] if panel["type"] != "row")
+    events = (event for board in boards for event in board["annotations"]["list"])
     return [
-        target["expr"]
-        for board in BOARDS.values()
-        for panel in board["panels"]
-        for target in panel["targets"]
+        *(target["expr"] for panel in panels for target in panel["targets"]),
+        *(event["expr"] for event in events),
     ]
 
 
@@ -111,7 +113,11 @@ def test_a_dashboard_has_a_stable_uid_and_asks_for_its_data_source(name: str) ->
     board = BOARDS[name]
     assert f"tianflow-{name}" == board["uid"]
     assert ["datasource", "run"] == [variable["name"] for variable in board["templating"]["list"]]
+    for event in board["annotations"]["list"]:
+        assert "${datasource}" == event["datasource"]["uid"]
     for panel in board["panels"]:
+        if panel["type"] == "row":
+            continue
         assert "${datasource}" == panel["datasource"]["uid"]
         assert all("${datasource}" == target["datasource"]["uid"] for target in panel["targets"])
         assert panel["description"].endswith(".")

@@ -139,12 +139,46 @@ PANELS = [
     pytest.param(panel, id=f"{name}: {panel['type']} {panel['title']}")
     for name, board in BOARDS.items()
     for panel in board["panels"]
+    if panel["type"] != "row"
 ]
+ROWS = [panel for board in BOARDS.values() for panel in board["panels"] if panel["type"] == "row"]
+EVENTS = {event["name"]: event for event in BOARDS["overview"]["annotations"]["list"]}
 
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_panel_has_what_grafana_needs(panel: Json, labels: dict[str, set[str]]) -> None:
     assert [] == faults(panel, labels)
+
+
+def test_a_row_is_a_heading_over_the_whole_width() -> None:
+    assert {"Learning", "Speed", "Processes", "Inference servers", "Service", "Replay"} == {
+        row["title"] for row in ROWS
+    }
+    for row in ROWS:
+        assert (0, COLUMNS, 1) == tuple(row["gridPos"][key] for key in "xwh")
+        assert (False, []) == (row["collapsed"], row["panels"])
+
+
+def test_panels_of_learning_and_processes_have_one_query() -> None:
+    """With all runs selected, a panel has one line for each run, statistic or process."""
+    title, several = "", []
+    for panel in BOARDS["overview"]["panels"]:
+        if panel["type"] == "row":
+            title = panel["title"]
+        elif title in {"Learning", "Speed", "Processes"} and len(panel["targets"]) > 1:
+            several.append(panel["title"])
+    assert [] == several
+
+
+def test_annotations_have_what_grafana_needs(labels: dict[str, set[str]]) -> None:
+    assert ["Changes", "Restarts", "Checkpoints", "Resumes"] == list(EVENTS)
+    assert BOARDS["overview"]["annotations"] == BOARDS["balance"]["annotations"]
+    for event in EVENTS.values():
+        assert event["enable"]
+        assert event["iconColor"] in COLOURS
+        assert event["titleFormat"]
+        assert {"run"} == set(re.findall(r"{{(\w+)}}", event["textFormat"]))
+        assert {"run"} == labels_of(event["expr"], labels)
 
 
 @pytest.mark.parametrize("name", BOARDS)

@@ -169,6 +169,66 @@ def test_the_page_asks_for_a_token_and_the_read_token_changes_nothing(
     watched.reads(".head .state", "running")  # the token lasts as long as the tab
 
 
+TOML = """top = 1
+[env]
+id = "a # [b]"  # [c]
+kwargs = { size = 3, "odd key" = [1, 2] }
+wrappers = [
+  "x = 1",
+  'y = "2',
+]
+"normalisation".returns = true
+[metrics.kwargs.'my sink']
+text = \"\"\"
+[run]
+seed = 7
+\"\"\"
+[run]
+seed = 7
+"""
+
+
+def test_the_line_of_a_setting_is_found_in_every_form_of_toml(
+    live: LiveRun, watched: Watched
+) -> None:
+    assert live.control is not None
+    watched.page.goto(live.control.address)
+    found = watched.page.evaluate(
+        """async (text) => {
+            const { linesOf, lineOf } = await import("/console/toml.js");
+            const lines = linesOf(text);
+            const all = Object.fromEntries(lines);
+            for (const path of ["run.seed.x", "env.none", "none.x"]) all[path] = lineOf(lines, path);
+            return all;
+        }""",
+        TOML,
+    )
+    rows = TOML.split("\n")
+    assert {
+        path: line and rows[line - 1].split("=")[0].strip() for path, line in found.items()
+    } == {
+        "top": "top",
+        "env": "[env]",
+        "env.id": "id",
+        "env.kwargs": "kwargs",
+        "env.kwargs.size": "kwargs",
+        "env.kwargs.odd key": "kwargs",
+        "env.wrappers": "wrappers",
+        "env.normalisation": '"normalisation".returns',
+        "env.normalisation.returns": '"normalisation".returns',
+        "metrics": "[metrics.kwargs.'my sink']",
+        "metrics.kwargs": "[metrics.kwargs.'my sink']",
+        "metrics.kwargs.my sink": "[metrics.kwargs.'my sink']",
+        "metrics.kwargs.my sink.text": "text",
+        "run": "[run]",
+        "run.seed": "seed",
+        "run.seed.x": "seed",
+        "env.none": "[env]",
+        "none.x": None,
+    }
+    assert rows.index("[run]") + 1 < found["run"] == len(rows) - 2, "not the one in the text"
+
+
 def test_numbers_that_arrive_late_or_become_long_move_nothing(
     live: LiveRun, watched: Watched
 ) -> None:
@@ -219,7 +279,7 @@ def test_numbers_that_arrive_late_or_become_long_move_nothing(
 
 def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
     page = watched.page
-    live.until("a history of five rows", lambda: lines_of(live) >= 5)
+    live.until("a history of five rows with updates", lambda: rows_with_updates(live) >= 5)
     opened(watched, live)
     watched.reads(".head .state", "running")
     assert page.url.endswith(f"/#/runs/{live.name}"), "the token is not left in the address"
@@ -401,6 +461,11 @@ def nothing_is_polled_while_the_page_is_hidden(watched: Watched, live: LiveRun) 
     assert requests
 
 
+def rows_with_updates(live: LiveRun) -> int:
+    rows = read_rows(live.directory / NAME)
+    return sum("train/loss" in row["learning"] for row in rows)
+
+
 def lines_of(live: LiveRun) -> int:
     return len(read_rows(live.directory / NAME))
 
@@ -437,15 +502,12 @@ def test_runs_are_submitted_to_a_service_watched_and_resumed(
         page.get_by_role("button", name="Stop", exact=True).click()
         page.get_by_role("button", name="Stop one").click()
         watched.reads(".head .state", "stopped")
-        watched.text_in(".summary", "env_steps")
-        assert points(page, "#chart-speed").count("L") >= 1, "its history is still shown"
+        an_ended_run_shows_what_it_was(watched)
         watched.accessible()
         page.get_by_role("link", name="Runs").click()
         served.until("the next run starts", lambda: served.run("two")["state"] == "running")
         watched.reads("tbody tr:nth-child(1) .state", "running")
-        expect(page.locator("tbody tr:nth-child(2) td").nth(2)).to_have_text(
-            re.compile(r"^\d"), timeout=PATIENCE_MS
-        )
+        the_list_is_sorted_and_filtered(watched)
         page.goto(f"{served.control.address}/#/runs/three")
         watched.text_in("h1", "Run not found")
         page.get_by_role("link", name="All runs").click()
@@ -455,25 +517,210 @@ def test_runs_are_submitted_to_a_service_watched_and_resumed(
         assert [] == watched.errors
 
 
+def an_ended_run_shows_what_it_was(watched: Watched) -> None:
+    """Environment, algorithm, reason, curves, settings and log of a stopped run."""
+    page = watched.page
+    watched.reads(".lead", "ppo on CartPole-v1")
+    watched.text_in("#ending", "Reason:")
+    watched.text_in("#ending .summary >> nth=0", "episodes")
+    for chart in ("#chart-speed", "#chart-losses", "#chart-length", "#chart-entropy"):
+        page.locator(chart).scroll_into_view_if_needed()
+        assert points(page, chart).count("L") >= 1, "its history is still shown"
+    watched.text_in("#config", "max_staleness")
+    assert ["env", "algorithm", "network", "actors"] == page.locator(
+        "#config h3"
+    ).all_text_contents()[:4]
+    assert not {"replay", "inference", "http"} & set(page.locator("#config h3").all_text_contents())
+    page.locator("#log summary").click()
+    watched.text_in("#log pre", "stop")
+
+
+def column(page: Page, name: str) -> list[str]:
+    """Texts of a column of the list of runs."""
+    heads = page.locator("table.runs thead th").all_text_contents()
+    return page.locator(
+        f"table.runs tbody tr > :nth-child({heads.index(name) + 1})"
+    ).all_text_contents()
+
+
+def the_list_is_sorted_and_filtered(watched: Watched) -> None:
+    """The list has the running run `two` and the stopped run `one`."""
+    page = watched.page
+    assert ["two", "one"] == column(page, "Run")
+    assert ["CartPole-v1"] * 2 == column(page, "Environment")
+    assert ["ppo"] * 2 == column(page, "Algorithm")
+    assert all(re.match(r"\d+:\d\d", text) for text in column(page, "Started"))
+    assert all(re.match(r"\d+ (s|min)", text) for text in column(page, "Duration"))
+    assert re.match(r"^[\d,]+$", column(page, "Steps")[1])
+    assert "descending" == page.locator("thead th[aria-sort]").get_attribute("aria-sort")
+    for key, order, names in (
+        ("Enter", "ascending", ["one", "two"]),
+        ("Space", "descending", ["two", "one"]),
+    ):
+        page.get_by_role("button", name="Run", exact=True).press(key)
+        watched.sees(f'thead th[aria-sort="{order}"] >> text=Run')
+        assert names == column(page, "Run")
+    page.get_by_label("Filter").fill("cartpole ONE")
+    expect(page.locator("tbody tr")).to_have_count(1, timeout=PATIENCE_MS)
+    watched.reads(".tools .unit", "1 of 2 runs")
+    page.get_by_label("Filter").fill("")
+    page.get_by_label("State").select_option("Active")
+    expect(page.locator("tbody tr")).to_have_count(1, timeout=PATIENCE_MS)
+    assert ["two"] == column(page, "Run")
+    page.get_by_label("State").select_option("All states")
+    page.get_by_role("button", name="Started").click()
+
+
+def test_ended_runs_are_compared_and_deleted(tmp_path: Path, watched: Watched) -> None:
+    page = watched.page
+    with service(tmp_path / "runs", "--max-runs", "1") as served:
+        limits = {"run__max_seconds": 4.0, "evaluation__every_s": 1.0, "evaluation__episodes": 2}
+        served.submit("one", balance__max_staleness=1, **limits)
+        served.submit("two", balance__max_staleness=3, **limits)
+        served.submit(
+            "bad",
+            env__id="tests.support.environments:RaisingEnv",
+            env__kwargs={"at": 200},
+            env__max_failures=0,
+            **limits | {"run__max_seconds": None},
+        )
+        served.submit("last", **limits)
+        for name in ("one", "two", "bad", "last"):
+            served.until(f"{name} ends", lambda name=name: served.run(name).get("ended"))  # type: ignore[misc]  # bound now
+        page.goto(f"{served.control.address}/#token={served.control.token}")
+        watched.sees("table.runs")
+        expect(page.locator("tbody tr")).to_have_count(4, timeout=PATIENCE_MS)
+        assert re.match(r"^[\d.]+", column(page, "Return")[0])
+        compare(watched, "one", "two")
+        page.get_by_role("link", name="Runs").click()
+        page.locator("tbody").get_by_role("link", name="one").click()
+        watched.reads(".head .state", "done")
+        the_whole_page_is_drawn(watched)
+        a_failed_run_shows_its_error_and_its_log(watched)
+        page.get_by_role("link", name="Runs").click()
+        delete(watched, served.folder)
+        assert [] == watched.errors
+
+
+def compare(watched: Watched, *names: str) -> None:
+    """Select runs in the list, and look at them beside each other."""
+    page = watched.page
+    button = page.get_by_role("button", name="Compare")
+    expect(button).to_be_disabled()
+    for name in names:
+        page.get_by_label(f"Select {name}").check()
+    watched.text_in(".tools .unit", "2 selected")
+    button.click()
+    watched.reads("h1", "2 runs compared")
+    lines = page.locator("#compare-return path.line")
+    expect(lines).to_have_count(2, timeout=PATIENCE_MS)
+    over_steps = points(page, "#compare-return")
+    assert over_steps.count("L") >= 1
+    assert 2 == len(
+        set(lines.evaluate_all("nodes => nodes.map((n) => getComputedStyle(n).stroke)"))
+    )
+    assert all(
+        name in (page.locator("#compare-return .legend").text_content() or "") for name in names
+    )
+    page.get_by_label("time", exact=True).check()
+    page.wait_for_function(
+        "before => document.querySelector('#compare-return path.line').getAttribute('d') !== before",
+        arg=over_steps,
+    )
+    table = dict(
+        zip(
+            page.locator(".comparison tbody th").all_text_contents(),
+            page.locator(".comparison tbody tr").evaluate_all(
+                "rows => rows.map((row) => [...row.querySelectorAll('td')].map((cell) => cell.textContent))"
+            ),
+            strict=True,
+        )
+    )
+    assert ["1", "3"] == table["balance.max_staleness"]
+    assert ["ppo", "ppo"] == table["Algorithm"]
+    assert all("evaluation" in text for text in table["Final return"])
+    assert "run.name" not in table
+    assert "env.id" not in table
+    watched.accessible()
+
+
+def a_failed_run_shows_its_error_and_its_log(watched: Watched) -> None:
+    page = watched.page
+    page.get_by_role("link", name="Runs").click()
+    page.locator("tbody").get_by_role("link", name="bad").click()
+    watched.reads(".head .state", "failed")
+    watched.reads(".lead", "ppo on tests.support.environments:RaisingEnv")
+    watched.text_in("#failure", "step broke")
+    watched.text_in("#log pre", "Traceback")
+    watched.accessible()
+
+
+def the_whole_page_is_drawn(watched: Watched) -> None:
+    """Charts below the window are drawn for a picture of the whole page and for paper."""
+    page = watched.page
+    expect(page.locator("#chart-entropy path.line")).to_have_attribute(
+        "d", re.compile("L"), timeout=PATIENCE_MS
+    )
+    assert 0 == page.evaluate("scrollY")
+    page.emulate_media(media="print")
+    expect(page.get_by_role("button", name="Delete")).to_be_hidden()
+    expect(page.locator("#chart-entropy svg")).to_be_visible()
+    page.emulate_media(media="screen")
+
+
+def delete(watched: Watched, folder: Path) -> None:
+    """Delete a run in the list, and another one on its page."""
+    page = watched.page
+    assert (folder / "two").is_dir()
+    page.get_by_label("Select one").uncheck()
+    page.get_by_role("button", name="Delete").click()
+    watched.text_in("dialog", "This cannot be undone.")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("tbody tr")).to_have_count(4, timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Delete").click()
+    watched.accessible()
+    page.get_by_role("button", name="Delete two").click()
+    expect(page.locator("tbody tr")).to_have_count(3, timeout=PATIENCE_MS)
+    assert not (folder / "two").exists()
+    page.locator("tbody").get_by_role("link", name="last").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("button", name="Delete last").click()
+    expect(page.locator("tbody tr")).to_have_count(2, timeout=PATIENCE_MS)
+    assert ["bad", "one"] == sorted(column(page, "Run"))
+
+
 def submit(watched: Watched, name: str) -> None:
-    """Submit the form, after a value that is refused at its field."""
+    """Submit a shipped config with changed settings, after two refusals at their lines."""
     page = watched.page
     watched.sees("form.submit")
-    given = {
-        "run.name": name,
-        "actors.count": -1,
-        "run.target_return": 1e6,
-        "balance.max_staleness": 2,
-    }
-    for at, (path, value) in enumerate(given.items()):
-        if at:
-            page.get_by_role("button", name="Add a setting").click()
-            page.locator(".override").nth(at).get_by_label("Setting", exact=True).fill(path)
-        page.locator(".override").nth(at).get_by_label("Value").fill(
-            json.dumps(value) if at else str(value)
-        )
-    page.get_by_role("button", name="Submit").click()
-    watched.text_in(".override:nth-child(2) .error", "accepted")
-    page.locator(".override").nth(1).get_by_label("Value").fill("1")
-    page.get_by_role("button", name="Submit").click()
+    editor = page.get_by_label("Settings", exact=True)
+    expect(editor).to_have_value(re.compile("CartPole-v1"), timeout=PATIENCE_MS)
+    page.get_by_label("Config").select_option("cartpole_dqn")
+    expect(editor).to_have_value(re.compile('name = "dqn"'), timeout=PATIENCE_MS)
+    page.get_by_label("Config").select_option("cartpole_ppo")
+    expect(editor).to_have_value(re.compile('name = "ppo"'), timeout=PATIENCE_MS)
+    text = editor.input_value()
+    for old, new in (
+        ("max_staleness = 1", "max_staleness = 2"),
+        ("target_return = 475.0", "target_return = 1e6"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    assert "[actors]\ncount = 1\n" in text
+    page.get_by_label("Name").fill(name)
+    wrong = text.replace("count = 1", "count = -1")
+    line = wrong.split("\n").index("count = -1") + 1
+    editor.fill(wrong)  # it is checked without a press of a button
+    watched.text_in(".problems", f"Line {line}actors.count: ")
+    watched.reads(".numbers .wrong", f"✕ {line}")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_function(
+        "() => { const area = document.querySelector('textarea');"
+        " return area.value.slice(area.selectionStart, area.selectionEnd) === 'count = -1'; }"
+    )
+    editor.fill(text + "\n[env")
+    watched.text_in(".problems", f"Line {len(text.splitlines()) + 2}Is not TOML")
+    editor.fill(text)
+    watched.reads(".submit .done", "The settings are valid")
+    page.get_by_role("button", name="Submit", exact=True).click()
     expect(page).to_have_url(re.compile(f"#/runs/{name}$"), timeout=PATIENCE_MS)

@@ -136,6 +136,15 @@ def test_no_counter_decreases_although_every_kind_of_process_is_lost(tmp_path: P
         assert 130 == again.interrupt()
 
 
+def every_process_is_measured(live: LiveRun) -> None:
+    """The coordinator and the hosts have used CPU time, and hold the interpreter in memory."""
+    metrics = live.metrics()
+    for name, least in (("cpu_seconds_total", 0.02), ("resident_memory_bytes", 2**23)):
+        found = {key[1]: value for key, value in metrics.items() if key[0] == f"process_{name}"}
+        assert {"coordinator", "learner", "actors-0", "actors-1", "evaluator"} == set(found)
+        assert min(found.values()) > least, found
+
+
 def test_staleness_of_use_once_data_never_decreases_over_lineages(tmp_path: Path) -> None:
     with harness.run(tmp_path, balance__max_staleness=2, **MANY) as live:
         live.until_training(more=20)
@@ -145,6 +154,7 @@ def test_staleness_of_use_once_data_never_decreases_over_lineages(tmp_path: Path
             lose(live, "actors-1")
             lose(live, "evaluator")
         assert watcher.total("staleness_in_flight_updates_count") > 0
+        every_process_is_measured(live)
         live.until("the run is ready", live.ready)
         live.until_training(more=5)
         assert 130 == live.interrupt(), live.told()

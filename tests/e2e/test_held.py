@@ -255,6 +255,11 @@ def test_the_console_of_a_service_shows_the_error_of_a_run_as_text(
         shows_as_text(page)
         page.goto(f"{served.control.address}/#/runs/a")
         shows_as_text(page)
+        for part in ("#config", "#log pre"):  # open beside a failure
+            expect(page.locator(part)).to_contain_text("window.hit=1", timeout=PATIENCE_MS)
+        page.goto(f"{served.control.address}/#/compare?run=a&run={quote(EVIL)}")
+        expect(page.locator(".head .error")).to_contain_text("window.hit", timeout=PATIENCE_MS)
+        nothing_ran(page)
 
 
 class OtherPage(http.server.BaseHTTPRequestHandler):

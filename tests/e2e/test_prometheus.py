@@ -200,20 +200,33 @@ async def wait_for_failure(session: aiohttp.ClientSession) -> None:
             await asyncio.sleep(0.2)
 
 
+def boards() -> list[Any]:
+    folder = FOLDER.parent / "grafana" / "dashboards"
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def filled_in(expression: str, interval: str = "5s") -> str:
+    return expression.replace("$run", ".+").replace("$__rate_interval", interval)
+
+
+def annotation_expressions() -> dict[str, str]:
+    """Over two seconds: the run was scraped before them, too."""
+    return {
+        event["name"]: filled_in(event["expr"], "2s")
+        for board in boards()
+        for event in board["annotations"]["list"]
+    }
+
+
 def panel_expressions() -> list[str]:
-    boards = [
-        json.loads(path.read_text())
-        for path in sorted((FOLDER.parent / "grafana" / "dashboards").glob("*.json"))
-    ]
     found = [
         target["expr"]
-        for board in boards
+        for board in boards()
         for panel in board["panels"]
+        if panel["type"] != "row"
         for target in panel["targets"]
     ]
-    return [
-        expression.replace("$run", ".+").replace("$__rate_interval", "5s") for expression in found
-    ]
+    return [filled_in(expression) for expression in found]
 
 
 async def test_every_panel_and_every_rule_answers_with_data(tmp_path: Path) -> None:
@@ -250,6 +263,13 @@ async def test_every_panel_and_every_rule_answers_with_data(tmp_path: Path) -> N
                 if not (await ask(session, "/api/v1/query", query=query))["result"]
             ]
             assert [] == empty
+            events = {
+                name: bool((await ask(session, "/api/v1/query", query=query))["result"])
+                for name, query in annotation_expressions().items()
+            }
+            # everything but a resume happens to this run all the time
+            often = {"Changes": True, "Restarts": True, "Checkpoints": True}
+            assert often | {"Resumes": False} == events
             rules = (await ask(session, "/api/v1/rules"))["groups"][0]["rules"]
             assert len(rules) >= 7
             silent = [

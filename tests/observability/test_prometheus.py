@@ -454,6 +454,7 @@ def test_labels_are_small_sets_only(run: FakeRun) -> None:
         "shard",
         "side",
         "sink",
+        "process",
         "role",
         "verdict",
         "name",

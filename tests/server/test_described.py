@@ -54,7 +54,7 @@ BODIES += (
 )
 TYPES = ("application/json", "application/merge-patch+json", "text/plain", "", "a/b; charset=x")
 TAGS = ("*", '"1"', 'W/"1"', "\x80", "1")
-METHODS = {"get", "head", "post", "patch"}
+METHODS = {"get", "head", "post", "patch", "delete"}
 EACH = max(12, 6 * FACTOR)
 """Requests of each operation."""
 

@@ -1,4 +1,4 @@
-"""Directories of the runs of a service: a service deletes none, and uses only its own."""
+"""Directories of the runs of a service: a service uses only its own, and deletes none by itself."""
 
 from __future__ import annotations
 

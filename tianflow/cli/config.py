@@ -15,18 +15,12 @@ if TYPE_CHECKING:
 
 def list_configs() -> None:
     """Print the shipped configs, each with a summary."""
-    from tianflow.config.loading import shipped
+    from tianflow.config.loading import shipped, summary_of
 
     found = shipped()
     width = max(map(len, found))
     for name, path in found.items():
-        comment = (
-            path.read_text(encoding="utf-8")
-            .partition("\n\n")[0]
-            .replace("\n#", "")
-            .removeprefix("# ")
-        )
-        echo(f"{name:{width}}  {comment.partition('. ')[0].rstrip('.')}")
+        echo(f"{name:{width}}  {summary_of(path.read_text(encoding='utf-8'))}")
 
 
 def explain(

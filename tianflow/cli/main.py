@@ -37,7 +37,7 @@ from tianflow.cli.eval import evaluate
 from tianflow.cli.events import events
 from tianflow.cli.export import export
 from tianflow.cli.report import report
-from tianflow.cli.serve import serve, submit
+from tianflow.cli.serve import delete, serve, submit
 from tianflow.cli.simulate import simulate
 from tianflow.cli.status import console, status, top
 
@@ -353,6 +353,7 @@ app.command()(simulate)
 app.command("env-server")(env_server)
 app.command()(serve)
 app.command()(submit)
+app.command()(delete)
 app.command()(status)
 app.command()(top)
 app.command()(console)

@@ -1,4 +1,4 @@
-"""``tianflow serve`` and ``tianflow submit``: the service over many runs, and a client of it."""
+"""``tianflow serve``, ``submit`` and ``delete``: the service over many runs, and a client of it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tianflow.cli.common import (
     exit_codes,
     print_error,
 )
+from tianflow.errors import printable
 
 if TYPE_CHECKING:
     from tianflow.errors import ConfigError, RequestError, TianflowError
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from tianflow.server.run.server import Server
 
 PORT = 8080
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Address of a service; its token is $TIANFLOW_TOKEN."),
+]
 
 
 def serve(
@@ -124,10 +129,7 @@ def submit(
     *,
     env: Env = None,
     runs_dir: RunsDir = RUNS,
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Address of a service; its token is $TIANFLOW_TOKEN."),
-    ] = None,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit CONFIG, or ALGORITHM --env ID, to a running service.
@@ -160,6 +162,30 @@ def submit(
         except (RequestError, ConfigError) as error:
             raise _user_paths(error) from error
     echo(json.dumps(answer) if as_json else f"{answer['id']}: {answer['state']}")
+
+
+def delete(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Ended run of a service.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="No question.")] = False,
+    runs_dir: RunsDir = RUNS,
+    address: Address = None,
+) -> None:
+    """Delete an ended RUN of a service, with its directory.
+
+    Checkpoints, history, settings and log are lost. A run that is active is refused.
+    """
+    from urllib.parse import quote
+
+    with exit_codes():
+        from tianflow.server.common import client
+
+        service = _service(runs_dir, address)
+        if not yes:
+            question = f"delete run {run!r} with its checkpoints, history and log?"
+            typer.confirm(printable(question), abort=True)
+        answer = client.send(service, "DELETE", f"/api/v1/runs/{quote(run, safe='')}")
+    echo(f"{answer['id']}: {answer['state']}")
 
 
 def _user_paths(error: RequestError | ConfigError) -> TianflowError:

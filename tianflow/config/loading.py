@@ -63,6 +63,12 @@ def shipped() -> dict[str, Path]:
     }
 
 
+def summary_of(text: str) -> str:
+    """First sentence of the comment on top of a config file; "" without one."""
+    comment = text.partition("\n\n")[0].replace("\n#", "").removeprefix("# ")
+    return comment.partition(". ")[0].rstrip(".") if text.startswith("#") else ""
+
+
 def load_config(source: str | Path | Mapping[str, object], overrides: Overrides = ()) -> Config:
     """Read a config and apply ``overrides``.
 

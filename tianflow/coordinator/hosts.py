@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tianflow.coordinator.supervisor import HostTimeouts, Supervisor
+from tianflow.interfaces import InProcess
 from tianflow.planning import placement
 
 if TYPE_CHECKING:
@@ -71,6 +72,15 @@ class HostGroup:
     def handles(self) -> Mapping[str, HostHandle]:
         """The hosts that are alive, by name."""
         return self._supervisor.handles if self._supervisor is not None else {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Pids of the hosts that are processes of their own, by name."""
+        return {
+            name: handle.pid
+            for name, handle in self.handles.items()
+            if isinstance(handle, InProcess)
+        }
 
     @property
     def learner_silent_for(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from tianflow.coordinator.evaluation import EvaluationScheduler, TargetTracker
 from tianflow.coordinator.hosts import HostGroup
 from tianflow.coordinator.inbox import Inbox
 from tianflow.coordinator.lifecycle import Lifecycle, PeriodicTasks, Shutdown
+from tianflow.coordinator.process_usage import ProcessUsage
 from tianflow.coordinator.registry import ComponentRegistry
 from tianflow.coordinator.rendezvous import Rendezvous
 from tianflow.coordinator.slot_manager import SlotManager
@@ -102,6 +104,7 @@ class Run:
             actors=lambda: live.config.actors.count,
         )
         self.hosts = HostGroup(exchange=exchange, capabilities=capabilities)
+        self._usage = ProcessUsage(pids=lambda: {"coordinator": os.getpid(), **self.hosts.pids})
         replay = exchange if isinstance(exchange, ReplayExchange) else None
         self.checkpoints = CheckpointManager(
             directory=directory,
@@ -160,6 +163,7 @@ class Run:
             evaluation=self.evaluation,
             target=self.target,
             hosts=self.hosts,
+            usage=self._usage,
             periodic=self.periodic,
             events=events,
             sinks=sinks,
@@ -231,6 +235,7 @@ class Run:
             asyncio.create_task(self.balancer.run(_ignore_start), name="balancer"),
             asyncio.create_task(self.periodic.run(), name="tick"),
             asyncio.create_task(self.control.audit_log.retry(), name="audit"),
+            asyncio.create_task(self._usage.run(), name="usage"),
         ]
         self.hosts.place(live.config)  # of now: it may have changed while checkpoints were listed
         ending = asyncio.create_task(lifecycle.ending.wait())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tianflow.coordinator.evaluation import EvaluationScheduler, TargetTracker
     from tianflow.coordinator.hosts import HostGroup
     from tianflow.coordinator.lifecycle import Lifecycle, PeriodicTasks
+    from tianflow.coordinator.process_usage import ProcessUsage
     from tianflow.coordinator.registry import ComponentRegistry
     from tianflow.core.payloads import EnvironmentSpec, SavedState
     from tianflow.core.statistics import SinkStatistics
@@ -65,6 +66,7 @@ class RunSnapshot:
         evaluation: EvaluationScheduler,
         target: TargetTracker,
         hosts: HostGroup,
+        usage: ProcessUsage,
         periodic: PeriodicTasks,
         events: Broadcast,
         sinks: Mapping[str, SinkStatistics],
@@ -75,6 +77,7 @@ class RunSnapshot:
         self._lifecycle, self._live, self._exchange = lifecycle, live, exchange
         self._registry, self._balancer, self._checkpoints = registry, balancer, checkpoints
         self._evaluation, self._target, self._hosts = evaluation, target, hosts
+        self._usage = usage
         self._periodic, self._events, self._sinks = periodic, events, sinks
         self._diagnosis = DiagnosisWindow()
         self.last_update = 0.0
@@ -142,6 +145,7 @@ class RunSnapshot:
             starts=self._hosts.starts,
             events_dropped=self._events.dropped,
             sinks=dict(self._sinks),
+            processes=self._usage.statistics,
             events_received=self._events.published,
             generation=self._live.generation,
             settings_changes=self._live.changes,

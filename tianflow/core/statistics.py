@@ -907,6 +907,26 @@ class LedgerSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessStatistics:
+    """Use of one process of a run, under the name of its host."""
+
+    cpu_s: float = field(
+        metadata=metric(
+            "CPU time of the process and of those that it replaced.",
+            kind="counter",
+            name="process_cpu_seconds",
+        )
+    )
+    memory_bytes: int | None = field(
+        metadata=metric(
+            "Resident memory of the process, with memory that it shares with others.",
+            name="process_resident_memory_bytes",
+        )
+    )
+    """None once the process has ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatistics:
     """A run at one moment; metrics, screens and the API read it.
 
@@ -1013,6 +1033,10 @@ class RunStatistics:
     sinks: Mapping[str, SinkStatistics] = field(default_factory=dict, metadata=parts("sink"))
     further_evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """As ``evaluation``, the newest of each further evaluation, by its name."""
+    processes: Mapping[str, ProcessStatistics] = field(
+        default_factory=dict, metadata=parts("process")
+    )
+    """By name: the coordinator, and each host that is a process of its own."""
     trained_s: float = 0.0
     """Seconds that count towards ``run.max_seconds``."""
     evaluating: bool = False

@@ -199,13 +199,18 @@ def summary_of_used_up(checkpoint: Checkpoint, limit: str) -> dict[str, Any]:
 
 
 def partial_document(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Progress, returns and staleness of ``summary`` in the form of the run document; {} where they
-    are missing.
+    """Progress, returns, evaluation, target and staleness of ``summary`` in the form of the run
+    document; {} where they are missing.
     """
     try:
         return {
             "progress": {"env_steps": summary["env_steps"], "updates": summary["updates"]},
             "returns": {"mean": summary["mean_return"]},
+            "evaluation": summary.get("evaluation") or None,
+            "target": {
+                "return": summary.get("target_return"),
+                "reached_after_s": summary.get("time_to_target_s"),
+            },
             "staleness": {
                 name: summary["staleness"].get(name) for name in ("mean", "max", "bound")
             },

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from tianflow.config.model import HttpSettings
+from tianflow.config.relevance import relevant
 from tianflow.core.jsonable import json_ready
 from tianflow.interfaces import RunControl
 from tianflow.observability.prometheus.prometheus import Exporter
@@ -28,7 +29,7 @@ from tianflow.server.common.throttle import Throttle, throttled
 
 MAX_BODY = 64 * 1024
 """Maximum bytes of a request's body; every patch is many times smaller."""
-PARTS = ("components", "diagnosis", "audit", "checkpoints", "history")
+PARTS = ("components", "config", "diagnosis", "audit", "checkpoints", "history")
 ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
 
@@ -152,10 +153,12 @@ class RunHandlers:
         return json_response(describe(served.rates.sample(), served.run.config, served.rates))
 
     async def show_part(self, request: web.Request) -> web.Response:
-        """Components, diagnosis, audit log, checkpoints or history."""
+        """Components, settings, diagnosis, audit log, checkpoints or history."""
         run, part = self._served(request).run, request.match_info["part"]
         if part == "history":
             return await history.answer(run.directory, request)
+        if part == "config":
+            return json_response({"config": relevant(run.config.model_dump(mode="json"))})
         if part == "components":
             return json_response({"components": describe_components(run.statistics())})
         if part == "diagnosis":

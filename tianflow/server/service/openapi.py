@@ -62,18 +62,36 @@ def _paths() -> dict[str, Any]:
             _query("before", "Only runs with a smaller number", 1, 2**62),
         ]
     return {
+        "/api/v1/configs": reading(
+            "/api/v1/configs",
+            "Shipped configs, as text",
+            answered(
+                "Configs", struct(configs=listing(struct(name=TEXT, summary=TEXT, toml=TEXT)))
+            ),
+        ),
         "/api/v1/runs": {**runs, "post": _submit()},
         RUN: reading(
             RUN,
             "Run document",
             answered("The run", {"anyOf": [reference("Run"), _resting()]}),
-        ),
+        )
+        | {"delete": _delete()},
         f"{RUN}/log": reading(
             f"{RUN}/log",
             "Last lines of the output of the run's process",
             answered("Lines", TEXT, "text/plain"),
         ),
     }
+
+
+def _delete() -> dict[str, Any]:
+    return operation(
+        RUN,
+        "delete",
+        "Delete an ended run with its directory and log; repeating it is not an error",
+        answered("Deleted", reference("Action")),
+        409,
+    )
 
 
 def _submit() -> dict[str, Any]:
@@ -87,16 +105,21 @@ def _submit() -> dict[str, Any]:
             },
         ]
     }
+    overrides = ANY_OBJECT | {"description": "Values by path, such as balance.max_staleness"}
+    toml = TEXT | {"description": "Text of a config file"}
     body = {
-        "type": "object",
-        "properties": {
-            "config": config,
-            "overrides": ANY_OBJECT
-            | {"description": "Values by path, such as balance.max_staleness"},
-        },
-        "required": ["config"],
-        "additionalProperties": False,
+        "anyOf": [
+            struct(["overrides"], config=config, overrides=overrides),
+            struct(["overrides"], toml=toml, overrides=overrides),
+        ]
     }
+    check = {
+        "name": "check",
+        "in": "query",
+        "description": "Only check the config, and start nothing. environment: it is made, too",
+        "schema": {"type": "string", "enum": ["settings", "environment"]},
+    }
+    checked = struct(valid=TRUTH, environment=TEXT, algorithm=TEXT, advice=listing(TEXT))
     key = {
         "name": "Idempotency-Key",
         "in": "header",
@@ -104,16 +127,18 @@ def _submit() -> dict[str, Any]:
         "schema": {"type": "string", "pattern": A_KEY},
     }
     headers = {"Location": {"description": "The run", "schema": {"type": "string"}}}
-    return operation(
+    made = operation(
         "/api/v1/runs",
         "post",
         "Submit a run; it starts when the service has room",
         answered("Submitted", _short(), headers=headers),
         *(409, 415, 422),
         status=HTTPStatus.CREATED.value,
-        parameters=[key],
+        parameters=[key, check],
         requestBody={"required": True, "content": {JSON: {"schema": body}}},
     )
+    made["responses"]["200"] = answered("The config is valid; nothing was submitted", checked)
+    return made
 
 
 def _state() -> dict[str, Schema]:
@@ -125,6 +150,8 @@ def _state() -> dict[str, Schema]:
         "ready": TRUTH,
         "reasons": listing(TEXT),
         "href": TEXT,
+        "environment": nullable(TEXT),
+        "algorithm": nullable(TEXT),
         "submitted": NUMBER,
         **times,
     }

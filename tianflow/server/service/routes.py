@@ -10,6 +10,7 @@ import hashlib
 import re
 import secrets
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from typing import Any
 from aiohttp import web
 
 from tianflow.config import loading as config_loading
+from tianflow.config import rules as config_rules
 from tianflow.config.imports import require_allowed
 from tianflow.config.model import Config, HttpSettings
+from tianflow.config.relevance import relevant
 from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.planning.initial import find_source
 from tianflow.rundir.audit_log import NAME, read_page
@@ -39,7 +42,7 @@ from tianflow.server.service.refusals import store_answers
 from tianflow.server.service.relay import Relays
 from tianflow.server.service.run_client import NoAnswerError, RunClient, unreachable
 from tianflow.server.service.run_manager import ManagedRun, RunManager
-from tianflow.server.service.run_process import RunFiles
+from tianflow.server.service.run_process import SHOWN_TAIL, RunFiles
 from tianflow.server.service.store import (
     ReusedKeyError,
     RunRecord,
@@ -58,6 +61,9 @@ READY_S = 0.5
 """Seconds that /readyz waits for the store."""
 KEY = "Idempotency-Key"
 RUNS = "/api/v1/runs"
+CONFIGS = "/api/v1/configs"
+CHECKS = ("settings", "environment")
+"""Values of ``check``, for a submission that is only checked. environment: it is made, too."""
 FREE = tuple(
     f"{where}.{setting}"
     for where in ("config", "overrides")
@@ -72,7 +78,7 @@ FREE = tuple(
     )
 )
 """Arguments of a user's code in a submission, which receives 2.0 as a float."""
-CONFIGS = "an object of sections, or the name of a shipped config"
+ONE_CONFIG = "an object of sections, the name of a shipped config, or toml with the text of a file"
 
 
 def make_app(
@@ -165,9 +171,11 @@ class ServiceHandlers:
             web.get("/readyz", self.readyz),
             web.get("/metrics", self.metrics),
             web.get("/openapi.json", self.openapi),
+            web.get(CONFIGS, self.list_configs),
             web.get(RUNS, self.list_runs),
             web.post(RUNS, self.submit),
             web.get(RUN, self.show_run),
+            web.delete(RUN, self.delete),
             web.get(f"{RUN}/log", self.log),
             web.get(f"{RUN}/events", self.events, allow_head=False),
             web.get(f"{RUN}/{{part:{parts}}}", self.show_part),
@@ -233,18 +241,19 @@ class ServiceHandlers:
         next_page = (
             f"{RUNS}?limit={limit}&before={shown[-1].number}" if len(records) > limit else None
         )
-        ended = [record.id for record in shown if record.ended is not None]
-        summaries = await asyncio.to_thread(
-            lambda: {name: self._manager.files.summary(name) for name in ended}
+        active = dict(self._manager.active)
+        runs = await asyncio.to_thread(
+            lambda: [self._short(record, active.get(record.id)) for record in shown]
         )
-        runs = [
-            rows.short(record, self._manager.active.get(record.id), summaries.get(record.id))
-            for record in shown
-        ]
         unlisted = await self._unlisted() if before is None else ()
         return json_response(
             {"runs": runs, "next": next_page, "on_disk": unlisted, "can_submit": True}
         )
+
+    def _short(self, record: RunRecord, managed: ManagedRun | None) -> dict[str, Any]:
+        """The short document of a run. Waits for the disk."""
+        summary = self._manager.files.summary(record.id) if record.ended is not None else None
+        return rows.short(record, managed, summary)
 
     async def _unlisted(self) -> Sequence[dict[str, Any]]:
         """Runs on disk that the store does not know. The directory is read at intervals: a console
@@ -263,9 +272,11 @@ class ServiceHandlers:
     async def submit(self, request: web.Request) -> web.Response:
         """Submit a run: 201 with its location. The same `Idempotency-Key` with the same body gives
         the same run. A config whose run would fail at its start is refused, if that is known within
-        `submission_checks.ANSWER_S`.
+        `submission_checks.ANSWER_S`. With ``check`` in the query, the config is only checked: 200.
         """
         key, body = _key(request), await request.read()
+        if (check := request.query.get("check")) is not None:
+            return await self._check_only(request, body, check)
         if self._manager.stopping.is_set():
             raise ProblemError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -306,6 +317,27 @@ class ServiceHandlers:
         answer = rows.short(record, self._manager.active.get(record.id))
         return json_response(answer, HTTPStatus.CREATED, headers={"Location": href(record.id)})
 
+    async def _check_only(self, request: web.Request, body: bytes, check: str) -> web.Response:
+        """200 for a config that a submission would accept. Nothing is stored."""
+        if check not in CHECKS:
+            raise ProblemError(HTTPStatus.BAD_REQUEST, f"check must be {' or '.join(CHECKS)}.")
+        config = await asyncio.to_thread(self._checked, request, body)
+        if check == "environment":
+            with _paths_below_config():
+                await self._check(config)
+        return json_response(
+            {
+                "valid": True,
+                "environment": config.env.id,
+                "algorithm": config.algorithm.name,
+                "advice": config_rules.advice(config),
+            }
+        )
+
+    async def list_configs(self, _request: web.Request) -> web.Response:
+        """The shipped configs, as text."""
+        return json_response({"configs": await asyncio.to_thread(_shipped)})
+
     async def show_run(self, request: web.Request) -> web.StreamResponse:
         """The full document of a run; from the store if the run is not active."""
         record, managed = await self._find(request)
@@ -314,14 +346,25 @@ class ServiceHandlers:
         summary = await asyncio.to_thread(self._manager.files.summary, record.id)
         return json_response(rows.full(record, managed, summary))
 
+    async def delete(self, request: web.Request) -> web.Response:
+        """Delete an ended run: 200. Repeating it is not an error."""
+        name = request.match_info["run"]
+        if await self._manager.query(self._store.get, name) is None:
+            if await self._manager.query(self._store.deletion, name) is None:
+                raise await self._missing(name)
+        else:
+            await self._manager.delete(name, f"http:{request.remote}")
+        return json_response({"id": name, "action": "delete", "state": "deleted"})
+
     async def log(self, request: web.Request) -> web.Response:
         """The end of the output of the run's process."""
         record, _ = await self._find(request)
-        return web.Response(text=await asyncio.to_thread(self._manager.files.tail, record.id))
+        text = await asyncio.to_thread(self._manager.files.tail, record.id, SHOWN_TAIL)
+        return web.Response(text=text)
 
     async def show_part(self, request: web.Request) -> web.StreamResponse:
-        """One part of a run. Audit log, checkpoints and history of a finished run are read from its
-        files.
+        """One part of a run. Settings, audit log, checkpoints and history of a finished run are
+        read from its files.
         """
         record, managed = await self._find(request)
         part = request.match_info["part"]
@@ -329,6 +372,9 @@ class ServiceHandlers:
             return await self._client.forward(managed.contact, request, f"/{part}")
         if part == "history":
             return await history.answer(self._manager.files.run(record.id), request)
+        if part == "config":
+            in_force = await asyncio.to_thread(self._manager.files.settings, record.id)
+            return json_response({"config": relevant(rows.settings(record, in_force))})
         if part == "audit":
             before, limit = pages.requested(request)
             page = await asyncio.to_thread(
@@ -391,10 +437,18 @@ class ServiceHandlers:
         name = request.match_info["run"]
         record = await self._manager.query(self._store.get, name)
         if record is None:
-            on_disk = await asyncio.to_thread(self._manager.files.unlisted_reason, name)
-            more = f" {on_disk.capitalize()}." if on_disk else ""
-            raise ProblemError(HTTPStatus.NOT_FOUND, f"Run {name!r} does not exist.{more}")
+            raise await self._missing(name)
         return record, self._manager.active.get(name)
+
+    async def _missing(self, name: str) -> ProblemError:
+        """404 for a run that the store does not know: it was deleted, or is only on disk."""
+        on_disk = await asyncio.to_thread(self._manager.files.unlisted_reason, name)
+        more = f" {on_disk.capitalize()}." if on_disk else ""
+        deletion = await self._manager.query(self._store.deletion, name)
+        if deletion is not None:
+            when = dt.datetime.fromtimestamp(deletion.time, dt.UTC).isoformat(timespec="seconds")
+            more = f" It was deleted by {deletion.source} at {when}.{more}"
+        return ProblemError(HTTPStatus.NOT_FOUND, f"Run {name!r} does not exist.{more}")
 
     def _checked(self, request: web.Request, body: bytes) -> Config:
         """Validate a submitted config. Waits for files. Raises ConfigError with paths below
@@ -410,7 +464,10 @@ class ServiceHandlers:
         if problems:
             raise ConfigError(problems)
         assert isinstance(document, dict)
-        source, overrides = document["config"], document.get("overrides", {})
+        source, overrides = document.get("config"), document.get("overrides", {})
+        if source is None:
+            source = _tables(document["toml"])
+            settings.check_depth("toml", source, DEEPEST)
         with _paths_below_config():
             require_allowed(overrides, self._allowed)
             if isinstance(source, str):
@@ -424,13 +481,17 @@ class ServiceHandlers:
 
 
 def _shape(document: object) -> Any:
-    if not isinstance(document, dict) or "config" not in document:
-        yield Problem("config", None, "is missing", CONFIGS)
+    if not isinstance(document, dict) or not {"config", "toml"} & set(document):
+        yield Problem("config", None, "is missing", ONE_CONFIG)
         return
-    for key in sorted(set(document) - {"config", "overrides"}):
-        yield Problem(key, document[key], "is not a known key", "config, overrides")
-    if not isinstance(document["config"], dict | str):
-        yield Problem("config", document["config"], "is not a valid config", CONFIGS)
+    for key in sorted(set(document) - {"config", "toml", "overrides"}):
+        yield Problem(key, document[key], "is not a known key", "config, toml, overrides")
+    if {"config", "toml"} <= set(document):
+        yield Problem("toml", None, "is given beside config", "one of config and toml")
+    if "config" in document and not isinstance(document["config"], dict | str):
+        yield Problem("config", document["config"], "is not a valid config", ONE_CONFIG)
+    if "toml" in document and not isinstance(document["toml"], str):
+        yield Problem("toml", document["toml"], "is not a text", "the text of a config file")
     overrides = document.get("overrides", {})
     if not isinstance(overrides, dict):
         yield Problem(
@@ -445,6 +506,27 @@ def _shape(document: object) -> Any:
             yield Problem(
                 f"config.{path}", overrides[path], "is not the path of a setting", "section.key"
             )
+
+
+def _tables(text: str) -> dict[str, Any]:
+    """The tables of a config file that was submitted as ``text``. Raises ConfigError with the line
+    of the mistake.
+    """
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([Problem("toml", None, f"is not TOML: {error}")]) from error
+
+
+def _shipped() -> list[dict[str, str]]:
+    """Name, first sentence and text of each shipped config. Waits for the disk."""
+    texts = {
+        name: path.read_text(encoding="utf-8") for name, path in config_loading.shipped().items()
+    }
+    return [
+        {"name": name, "summary": config_loading.summary_of(text), "toml": text}
+        for name, text in sorted(texts.items())
+    ]
 
 
 @contextmanager

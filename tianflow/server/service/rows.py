@@ -4,6 +4,7 @@ answer for itself.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ SHOWN = (
     "progress",
     "throughput",
     "returns",
+    "evaluation",
     "target",
     "staleness",
     "actors",
@@ -46,6 +48,34 @@ def full(
     return _common(record, managed) | {"summary": summary}
 
 
+def settings(record: RunRecord, in_force: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings of a run that does not answer for itself, by section.
+
+    Args:
+        record: with the submitted settings, all of them.
+        in_force: tables of the run's directory, with live changes. TOML has no null, so a missing
+            setting of a table has no value.
+    """
+    found = submitted_settings(record)
+    for section, values in (in_force or {}).items():
+        if section in found and isinstance(values, dict):
+            found[section] = {key: values.get(key) for key in _table(found[section])}
+    return found
+
+
+def submitted_settings(record: RunRecord) -> dict[str, Any]:
+    """The settings of ``record``; {} if the store is damaged there."""
+    try:
+        found = json.loads(record.config)
+    except (ValueError, RecursionError):
+        return {}
+    return _table(found)
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _common(record: RunRecord, managed: ManagedRun | None) -> dict[str, Any]:
     document = _document(managed)
     ready = document is not None and bool(document.get("ready"))
@@ -54,12 +84,15 @@ def _common(record: RunRecord, managed: ManagedRun | None) -> dict[str, Any]:
         if document is not None
         else [managed.problem if managed is not None else record.reason]
     )
+    submitted = submitted_settings(record)
     return {
         "id": record.id,
         "state": record.state if document is None else document["state"],
         "ready": ready,
         "reasons": [reason for reason in reasons if reason],
         "href": href(record.id),
+        "environment": _table(submitted.get("env")).get("id"),
+        "algorithm": _table(submitted.get("algorithm")).get("name"),
         "submitted": record.submitted,
         "started": record.started,
         "ended": record.ended,

@@ -25,7 +25,7 @@ from tianflow.server.service.run_process import (
     RunOutcome,
     RunProcess,
 )
-from tianflow.server.service.store import RunRecord, RunStore, StoreError
+from tianflow.server.service.store import ENDED, RunRecord, RunStore, StoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,6 +108,7 @@ class RunManager:
         self._changed = asyncio.Event()
         self._active: dict[str, ManagedRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._one_deletion, self._deleting = asyncio.Lock(), ""
         self.stopping = asyncio.Event()
         self.restarts = 0
 
@@ -135,6 +136,7 @@ class RunManager:
         """Start pending runs until cancelled; then release all runs and wait for them."""
         started()
         try:
+            await asyncio.to_thread(self.files.discard)
             while True:
                 self._changed.clear()
                 await self._start_pending()
@@ -195,12 +197,49 @@ class RunManager:
             return "stopped"
         return record.state
 
+    async def delete(self, name: str, source: str) -> None:
+        """Delete an ended run: its record, its files, and its directory if a service made it. A
+        directory that a service did not make stays.
+
+        Raises:
+            StateConflictError: the run has not ended, or its directory cannot be deleted.
+        """
+        async with self._one_deletion:
+            self._deleting = name  # from here on it cannot be resumed
+            try:
+                await self._delete(name, source)
+            finally:
+                self._deleting = ""
+            await asyncio.to_thread(self.files.discard)
+
+    async def _delete(self, name: str, source: str) -> None:
+        record = await self.query(self._store.get, name)
+        if record is None:  # another request was faster
+            return
+        if name in self._active or record.state not in ENDED:
+            state = "ending" if record.state in ENDED else record.state
+            raise StateConflictError(
+                f"run {name!r} is {state}; only a run that has ended can be deleted; stop it first"
+            )
+        try:
+            await asyncio.to_thread(self.files.remove, name)
+        except DirectoryTakenError as error:
+            raise StateConflictError(str(error)) from error
+        except OSError as error:
+            raise StateConflictError(
+                f"the files of run {name!r} cannot be deleted: {error.strerror}"
+            ) from error
+        if await self.query(self._store.delete, name, source=source, now=time.time()):
+            log.info("a run was deleted", run=name, source=source)
+
     async def resume(self, record: RunRecord) -> str:
         """Queue an ended run again, and return the resulting state.
 
         Raises:
-            StateConflictError: the run is done.
+            StateConflictError: the run is done, or it is being deleted.
         """
+        if record.id == self._deleting:
+            raise StateConflictError(f"run {record.id!r} is being deleted; submit a new one")
         if record.state == "done":
             raise StateConflictError(f"run {record.id!r} is done; submit a new one")
         if record.state in {"failed", "stopped"}:

@@ -1,6 +1,7 @@
 """`RunProcess`: the process of a run, and `RunFiles`, its files in the directory of the service.
 
-A service deletes no directory of a run, and kills no process that a service did not start.
+A service deletes the directory of a run only on request, and only if a service started the run. It
+kills no process that a service did not start.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import shutil
 import signal
 import sys
 import time
+import tomllib
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +32,8 @@ from tianflow.rundir.summary import EOF, SUMMARY, read_summary
 
 TAIL = 4096
 """Bytes at the end of a log that explain why a process ended."""
+SHOWN_TAIL = 64 * 2**10
+"""Bytes at the end of a log that a client gets."""
 LONGEST_LOG = 4 * 2**20
 """Maximum bytes of a log; then the older half is deleted. A process may write for months."""
 INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -139,6 +144,41 @@ class RunFiles:
         for path in (self.config(name), self.process(name)):
             path.unlink(missing_ok=True)
 
+    def remove(self, name: str) -> None:
+        """Delete the files of an ended run, and move its directory to `discarded`, if a service
+        made it. `discard` deletes it there: a crash between both leaves no half of a run.
+
+        Raises:
+            DirectoryTakenError: a process is active in the directory, or another user or process
+                made it.
+            OSError: the disk refuses.
+        """
+        directory = self.run(name)
+        if os.path.lexists(directory) and self.config(name).is_file():
+            if directory.is_symlink():
+                raise _not_made_here(directory)
+            with _locked(directory):
+                made = (directory / config_loading.CONFIG_FILE).is_file()
+                if not made and any(directory.iterdir()):
+                    raise _not_made_here(directory)
+                self.discarded.mkdir(mode=0o700, exist_ok=True)
+                directory.rename(self.discarded / f"{name}.{uuid.uuid4().hex}")
+        for path in (self.config(name), self.process(name), self.log(name)):
+            path.unlink(missing_ok=True)
+
+    @property
+    def discarded(self) -> Path:
+        """Directory of what is deleted, from which no run is read."""
+        return self.own / "deleted"
+
+    def discard(self) -> None:
+        """Delete what `remove` moved aside, also before an earlier service was killed. What the
+        disk refuses to delete stays for the next call.
+        """
+        with suppress(OSError):
+            for path in self.discarded.iterdir():
+                shutil.rmtree(path, ignore_errors=True)
+
     def require_free(self, name: str, *, first: bool) -> None:
         """Check that a process of this service may use the directory of the run.
 
@@ -185,6 +225,16 @@ class RunFiles:
                     if isinstance(entry, dict):
                         yield entry
 
+    def settings(self, name: str) -> dict[str, Any] | None:
+        """The tables of its settings in force, with live changes; None if there are none that can
+        be read. Nothing is imported or checked.
+        """
+        try:
+            with (self.run(name) / config_loading.CONFIG_FILE).open("rb") as file:
+                return tomllib.load(file)
+        except (OSError, ValueError, RecursionError):
+            return None
+
     def paused(self, name: str) -> bool:
         """True if the last pause or resume was a pause."""
         actions = [
@@ -207,11 +257,11 @@ class RunFiles:
             file.write(newest)
             file.truncate()
 
-    def tail(self, name: str) -> str:
-        """The end of its log."""
+    def tail(self, name: str, most: int = TAIL) -> str:
+        """The end of its log, at most ``most`` bytes."""
         try:
             with self.log(name).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+                file.seek(max(0, file.seek(0, os.SEEK_END) - most))
                 return file.read().decode(errors="replace").strip()
         except OSError:
             return ""

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tianflow.errors import TianflowError
 
 NAME = "runs.sqlite"
 STATES = ("pending", "running", "done", "failed", "stopped")
+ENDED = ("done", "failed", "stopped")
 FORMAT = 1
 """``user_version`` of the database that is written, and the only one that is read."""
 SCHEMA = """
@@ -31,6 +33,11 @@ CREATE TABLE IF NOT EXISTS runs (
     reason TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS by_state ON runs (state);
+CREATE TABLE IF NOT EXISTS deletions (
+    id TEXT PRIMARY KEY,
+    source TEXT NOT NULL,
+    time REAL NOT NULL
+);
 """
 REFUSALS = (sqlite3.Error, UnicodeDecodeError, OverflowError)
 """Errors of SQLite; a damaged file also gives invalid texts."""
@@ -74,6 +81,21 @@ class RunRecord:
     started: float | None
     ended: float | None
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionRecord:
+    """The newest deletion of a run.
+
+    Attributes:
+        id: of the run.
+        source: of the request.
+        time: seconds since 1970.
+    """
+
+    id: str
+    source: str
+    time: float
 
 
 class RunStore:
@@ -216,6 +238,33 @@ class RunStore:
             now,
             name,
         )
+
+    def delete(self, name: str, *, source: str, now: float) -> bool:
+        """Delete an ended run, and record its deletion. False, without a change, if the run does
+        not exist or has not ended.
+        """
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            deleted = self._execute(
+                f"DELETE FROM runs WHERE id = ? AND state IN {ENDED} RETURNING id",  # noqa: S608 - our own texts
+                name,
+            )
+            if deleted:
+                self._execute(
+                    "INSERT OR REPLACE INTO deletions (id, source, time) VALUES (?, ?, ?)",
+                    *(name, source, now),
+                )
+            self._execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        return bool(deleted)
+
+    def deletion(self, name: str) -> DeletionRecord | None:
+        """The newest deletion of a run of this name; None if none was deleted."""
+        found = self._execute("SELECT id, source, time FROM deletions WHERE id = ?", name)
+        return DeletionRecord(*found[0]) if found else None
 
     def close(self) -> None:
         """Close the database."""

@@ -2,6 +2,7 @@
 
 import { ask, runPath } from "./api.js";
 import { announce, h, setText, show } from "./dom.js";
+import { Removal } from "./removal.js";
 import { capital, ENDED } from "./words.js";
 
 const LABELS = {
@@ -32,7 +33,9 @@ export class Actions {
     this.buttons = new Map(Object.entries(LABELS).map(([name, text]) => [name, this.button(name, text)]));
     this.dialog = h("dialog", { "aria-labelledby": "confirm-title" });
     this.message = h("span", { class: "done" });
-    this.row = h("div", { class: "row actions", role: "group", "aria-label": "Actions" }, this.message, ...this.buttons.values());
+    this.removal = new Removal({ error: this.error, done: () => (location.hash = "#/") });
+    this.remove = h("button", { type: "button", class: "danger", onclick: () => this.removal.confirm([id]) }, "Delete");
+    this.row = h("div", { class: "row actions", role: "group", "aria-label": "Actions" }, this.message, ...this.buttons.values(), this.remove);
     this.node = h("div", {}, this.row, this.error, this.dialog);
   }
 
@@ -46,6 +49,7 @@ export class Actions {
     const names = allowed(state, service);
     const focused = document.activeElement;
     for (const [name, button] of this.buttons) show(button, names.includes(name));
+    show(this.remove, service && ENDED.includes(state));
     setText(this.buttons.get("resume"), ENDED.includes(state) ? "Resume run" : LABELS.resume);
     // Pause becomes Resume while it has the keyboard focus.
     if (focused?.hidden && this.row.contains(focused)) [...this.buttons.values()].find((button) => !button.hidden)?.focus();

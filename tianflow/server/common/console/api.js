@@ -51,7 +51,7 @@ function token() {
 
 /**
  * Send a request.
- * @returns {Promise<{data: any, etag: string | null}>}
+ * @returns {Promise<{data: any, text: string, etag: string | null}>} `data`: the answer as JSON, null if it is not JSON.
  * @throws {Refusal} an error answer; status 0: no answer.
  */
 export async function ask(path, { method = "GET", body, type = "application/json", etag, headers = {} } = {}) {
@@ -71,7 +71,7 @@ export async function ask(path, { method = "GET", body, type = "application/json
   const data = parsed(text);
   if (response.status === 401) document.dispatchEvent(new Event("token-needed"));
   if (!response.ok) throw new Refusal(response.status, data && typeof data === "object" ? data : {});
-  return { data, etag: response.headers.get("ETag") };
+  return { data, text, etag: response.headers.get("ETag") };
 }
 
 function parsed(text) {

@@ -1,6 +1,7 @@
-// Views of the page: one run, the list of runs, a form for a new run, or a form for the token.
+// Views of the page: one run, the list of runs, a comparison, a form for a new run, or a form for the token.
 
 import { ask, RUNS, takeToken, useToken } from "./api.js";
+import { compared, CompareView } from "./compare.js";
 import { h, setText } from "./dom.js";
 import { pageOf, RunsView } from "./runs.js";
 import { RunView } from "./run.js";
@@ -45,6 +46,7 @@ async function route() {
   list.hidden = !service && listed.runs.length < 2;
   const run = named();
   if (run) put(new RunView(run, { service, status }));
+  else if (compared().length) put(new CompareView(compared(), { status }));
   else if (location.hash === "#/submit" && service) put(new SubmitView({ status }));
   else if (!service && listed.runs.length === 1) history.replaceState(null, "", pageOf(listed.runs[0].id)), route();
   else put(new RunsView({ status }));

@@ -4,6 +4,7 @@ import { h, newId, s, setText } from "./dom.js";
 import { duration } from "./scales.js";
 
 const ROOM = { left: 54, right: 10, top: 10, bottom: 22 };
+const FAR_MS = 10_000;
 const cursor = new EventTarget();
 let pointed = null;
 
@@ -66,8 +67,9 @@ export class Chart {
       this.paint();
     });
     this.observer.observe(this.svg);
-    // Charts far outside the viewport are not drawn.
+    // Charts far outside the viewport are drawn once in a while: a picture of the whole page shows them, too.
     this.near = true;
+    this.painted = -Infinity;
     this.watcher = new IntersectionObserver(
       (entries) => {
         this.near = entries.at(-1).isIntersecting;
@@ -78,6 +80,8 @@ export class Chart {
     this.watcher.observe(this.svg);
     this.move = () => this.paintCursor();
     cursor.addEventListener("move", this.move);
+    this.print = () => this.paint({ now: true });
+    addEventListener("beforeprint", this.print);
     this.svg.addEventListener("pointermove", (event) => this.pointAt(event));
     this.svg.addEventListener("pointerleave", () => point(null));
   }
@@ -87,6 +91,7 @@ export class Chart {
     this.observer.disconnect();
     this.watcher.disconnect();
     cursor.removeEventListener("move", this.move);
+    removeEventListener("beforeprint", this.print);
   }
 
   /**
@@ -98,6 +103,7 @@ export class Chart {
    * @param {{key: string, name: string, css: string, text: (row: object) => string}[]} content.legend
    * @param {{t: number, label: string}[]} content.marks times of changes
    * @param {string} content.words the drawing as text
+   * @param {(t: number) => string} [content.when] a place on the horizontal axis as text; without it, a duration
    */
   draw(content) {
     this.content = content;
@@ -106,9 +112,12 @@ export class Chart {
     if (!this.near && content.rows.length) this.showLegend(content.legend, content.rows.at(-1));
   }
 
-  paint() {
+  /** Draw the content. A chart far outside the viewport is drawn only if it is long ago, or `now`. */
+  paint({ now = false } = {}) {
     const { width, height } = this.size;
-    if (!this.content || !this.near || width < 60 || height < 60) return;
+    if (!this.content || width < 60 || height < 60) return;
+    if (!now && !this.near && performance.now() - this.painted < FAR_MS) return;
+    this.painted = performance.now();
     const { x, y, paint, marks } = this.content;
     const frame = new Frame(width, height, x, y, this.room);
     this.frame = frame;
@@ -137,7 +146,7 @@ export class Chart {
     const { left, right, top, bottom } = this.frame;
     const x = this.frame.x(row.t);
     const near = marks.filter((mark) => Math.abs(this.frame.x(mark.t) - x) < 5).map((mark) => mark.label);
-    const text = [duration(row.t), ...new Set(near)].join(" · ");
+    const text = [(this.content.when ?? duration)(row.t), ...new Set(near)].join(" · ");
     const anchor = x > (left + right) / 2 ? "end" : "start";
     const label = s("text", { x: anchor === "end" ? x - 5 : x + 5, y: top + 8, "text-anchor": anchor, class: "when" }, text);
     this.layer.replaceChildren(s("line", { x1: x, x2: x, y1: top, y2: bottom }), label);

@@ -3,15 +3,19 @@
 import { Actions } from "./actions.js";
 import { ask, runPath } from "./api.js";
 import { AuditPanel, labelOf } from "./audit.js";
+import { ConfigPanel } from "./config.js";
 import { DiagnosisPanel } from "./diagnosis.js";
 import { h, setText, show } from "./dom.js";
+import { EndPanel } from "./ending.js";
+import { LogPanel } from "./log.js";
 import { MOST_ROWS, Panels } from "./panels.js";
 import { poll } from "./polling.js";
+import { resultsOf, targetMet } from "./results.js";
 import { Rows } from "./rows.js";
 import { duration, number, whole } from "./scales.js";
 import { SettingsPanel } from "./settings.js";
 import { StalenessPanel } from "./staleness.js";
-import { capital, ENDED, shortValue, stateClass } from "./words.js";
+import { capital, ENDED, stateClass } from "./words.js";
 
 const EVERY_MS = 1000;
 const INACTIVE_MS = 4000;
@@ -20,7 +24,7 @@ const RANGES = [
   ["1 h", 3600],
   ["all", 0],
 ];
-const FACTS = ["elapsed", "steps", "updates", "steps/s", "return", "left"];
+const FACTS = ["elapsed", "steps", "episodes", "updates", "steps/s", "return", "evaluation", "left"];
 
 /** States after which a server that cannot be reached has ended. */
 const LEADS_TO_END = ["stopping", "draining", ...ENDED];
@@ -42,6 +46,9 @@ export class RunView {
       use: (path, value) => this.settings.use(path, value),
     });
     this.auditPanel = new AuditPanel();
+    this.config = new ConfigPanel(id);
+    this.log = new LogPanel(id);
+    this.outcome = new EndPanel();
     this.components = h("tbody");
     this.node = this.build();
     this.polling = poll(() => this.update(), { every: EVERY_MS, failed: (error) => this.lost(error) });
@@ -58,10 +65,10 @@ export class RunView {
     this.panels = new Panels(grid);
     this.grid = grid;
     this.ranges = this.chooser();
-    this.ended = h("section", { class: "card", "aria-labelledby": "ended-title", hidden: true });
     this.table = this.componentsTable();
-    const main = h("div", { class: "main" }, this.staleness.node, this.diagnosis.node, this.ended, this.ranges, grid);
-    const after = h("div", { class: "after" }, this.auditPanel.node, this.table);
+    const main = h("div", { class: "main" }, this.outcome.node, this.staleness.node, this.diagnosis.node, this.ranges, grid);
+    show(this.log.node, this.service);
+    const after = h("div", { class: "after" }, this.config.node, this.auditPanel.node, this.table, this.log.node);
     return h("div", { class: "run" }, this.head(), h("div", { class: "columns" }, main, h("aside", {}, this.settings.node), after));
   }
 
@@ -70,7 +77,8 @@ export class RunView {
     this.lead = h("p", { class: "lead" }, "\u00a0");
     this.reasons = h("p", { class: "reasons", hidden: true });
     this.facts = Object.fromEntries(FACTS.map((name) => [name, h("dd", {}, "–")]));
-    this.strip = h("dl", { class: "strip" }, ...FACTS.map((name) => h("div", {}, h("dt", {}, name), this.facts[name])));
+    this.names = Object.fromEntries(FACTS.map((name) => [name, h("dt", {}, name)]));
+    this.strip = h("dl", { class: "strip" }, ...FACTS.map((name) => h("div", {}, this.names[name], this.facts[name])));
     const title = h("div", {}, h("h1", {}, this.id, " ", this.state), this.lead, this.reasons);
     return h("header", { class: "head" }, h("div", { class: "title" }, title, this.actions.node), this.strip);
   }
@@ -111,12 +119,19 @@ export class RunView {
     if (this.rows.breaks(run)) await this.loadHistory(run);
     else this.rows.add(run);
     await this.followAudit(`${run.settings?.generation} ${run.state}`);
-    await this.settings.follow(run.settings?.generation);
+    const sections = await this.config.follow(run.settings?.generation);
+    await this.settings.follow(run.settings?.generation, sections);
   }
 
   async inactive(run) {
     if (this.run?.state !== run.state) await this.loadHistory(run);
     await this.followAudit(run.state);
+    await this.config.follow(run.state);
+    if (this.run?.state !== run.state && ENDED.includes(run.state)) {
+      this.config.node.open = matchMedia("(min-width: 721px)").matches;
+      this.outcome.node.after(this.log.node);
+      if (run.state === "failed") this.log.node.open = true;
+    }
   }
 
   async loadHistory(run) {
@@ -181,10 +196,10 @@ export class RunView {
     this.staleness.draw(rows, run, marks);
     this.staleness.allow(live);
     this.diagnosis.draw(run.diagnosis ?? null);
-    this.paintEnd(run);
+    this.outcome.draw(run);
     const any = rows.length > 0 || live;
     for (const node of [this.staleness.node, this.ranges, this.grid]) show(node, any);
-    this.panels.draw(rows, run, marks);
+    this.panels.draw(rows, { ...run, target: run.target ?? { return: resultsOf(run).target } }, marks);
     this.paintComponents(run.components ?? []);
     show(this.settings.node.parentElement, live);
     document.title = `${run.state}: ${this.id} · tianflow`;
@@ -195,27 +210,22 @@ export class RunView {
     setText(this.state, run.state);
     setText(this.lead, [run.algorithm, run.environment].filter(Boolean).join(" on "));
     show(this.strip, run.progress || run.summary);
+    const over = ENDED.includes(run.state) && !run.progress;
     const reasons = (run.reasons ?? []).filter(Boolean);
     if (run.state === "pending" && !reasons.length) reasons.push("it waits for capacity");
-    show(this.reasons, !run.ready && reasons.length);
+    show(this.reasons, !over && !run.ready && reasons.length);
     setText(this.reasons, capital(reasons.join("; ")));
     const left = Object.values(run.progress?.time_left_s ?? {});
-    setText(this.facts.elapsed, duration(run.elapsed_s ?? run.summary?.training_s));
-    setText(this.facts.steps, whole(run.progress?.env_steps ?? run.summary?.env_steps));
-    setText(this.facts.updates, whole(run.progress?.updates ?? run.summary?.updates));
-    setText(this.facts["steps/s"], number(run.throughput?.env_steps_per_s?.["10"] ?? run.summary?.steps_per_s));
-    setText(this.facts.return, number(run.returns?.mean ?? run.summary?.mean_return));
-    setText(this.facts.left, left.length ? duration(Math.min(...left), 1) : "–");
-  }
-
-  paintEnd(run) {
-    const summary = run.summary;
-    show(this.ended, summary);
-    if (!summary || this.summarised === run.ended) return;
-    this.summarised = run.ended;
-    const shown = Object.entries(summary).filter(([, value]) => value !== null && typeof value !== "object");
-    const items = shown.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : shortValue(value))));
-    this.ended.replaceChildren(h("h2", { id: "ended-title" }, "Summary"), h("dl", { class: "summary" }, ...items));
+    const results = resultsOf(run);
+    setText(this.facts.elapsed, duration(results.seconds));
+    setText(this.facts.steps, whole(results.steps));
+    setText(this.facts.episodes, whole(results.episodes));
+    setText(this.facts.updates, whole(results.updates));
+    setText(this.facts["steps/s"], number(results.speed));
+    setText(this.facts.return, number(results.training));
+    setText(this.facts.evaluation, number(results.evaluation));
+    setText(this.names.left, over ? "target" : "left");
+    setText(this.facts.left, over ? targetMet(results) : left.length ? duration(Math.min(...left), 1) : "–");
   }
 
   paintComponents(components) {

@@ -28,9 +28,13 @@ export class SettingsPanel {
     );
   }
 
-  /** Reload all forms if `generation` differs from the one that is shown. */
-  async follow(generation) {
+  /**
+   * Reload all forms if `generation` differs from the one that is shown. A form is hidden if the run has no settings of its
+   * section in `sections`; null: all are shown.
+   */
+  async follow(generation, sections = null) {
     if (generation === this.generation) return;
+    for (const [name, form] of this.forms) show(form.node, !sections || name in sections);
     try {
       this.schemas ??= await schemasOf();
       await Promise.all([...this.forms.values()].map((form) => form.load(this.schemas[form.name])));

@@ -1,107 +1,159 @@
-// A form for a new run: a shipped config or sections as JSON, with overrides.
+// A form for a new run: a shipped config, its settings as TOML to edit, and a name. The server checks them before the run is
+// submitted, and its refusals stand at their lines.
 
 import { ask, RUNS } from "./api.js";
-import { h, newId, setText, show } from "./dom.js";
+import { announce, h, newId, setText, show } from "./dom.js";
+import { Editor } from "./editor.js";
 import { pageOf } from "./runs.js";
-import { refused } from "./words.js";
+import { lineOf, linesOf } from "./toml.js";
+import { capital, refused } from "./words.js";
+
+const FIRST = "cartpole_ppo";
+const PAUSE_MS = 700;
+/** Time without a change before the settings are checked. */
+const NAME = "run.name";
 
 /** Submits a run, and goes to its page. */
 export class SubmitView {
   constructor({ status }) {
     this.status = status;
-    this.name = this.text("Config", "input", { value: "cartpole_ppo", type: "text" }, "Name of a shipped config, such as cartpole_ppo or pong_impala.");
-    this.config = this.text("Config as JSON", "textarea", { rows: 6, placeholder: '{"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}}' }, "Sections of a config as JSON; replaces the name if it is not empty.");
-    this.overrides = h("div", { class: "overrides" });
+    this.turn = 0;
+    const [config, name] = [newId("config"), newId("name")];
+    this.select = h("select", { id: config, "aria-describedby": `${config}-hint` });
+    this.summary = h("p", { class: "hint", id: `${config}-hint` }, "\u00a0");
+    this.name = h("input", { type: "text", id: name, autocomplete: "off", spellcheck: "false", "aria-describedby": `${name}-hint`, placeholder: "chosen by the service" });
+    this.nameError = h("p", { class: "error", id: `${name}-error`, hidden: true });
+    this.editor = new Editor({ label: "Settings", hint: "A config file in TOML. The settings are checked while you edit.", edited: () => this.later() });
     this.error = h("p", { class: "error", role: "alert", hidden: true });
-    const add = h("button", { type: "button", onclick: () => this.add().key.focus() }, "Add a setting");
-    const settings = h(
-      "fieldset",
-      { class: "plain" },
-      h("legend", {}, "Overrides"),
-      this.overrides,
-      add,
-      h("p", { class: "hint" }, "For example balance.max_staleness and 2. Values are JSON or plain text."),
-    );
+    this.verdict = h("p", { class: "done", role: "status" });
+    this.advice = h("ul", { class: "hint advice-list" });
+    this.select.addEventListener("change", () => this.take(this.select.value));
+    this.name.addEventListener("input", () => this.later());
     const form = h("form", { novalidate: true, class: "card submit", onsubmit: (event) => this.send(event) });
-    form.append(this.name.node, this.config.node, settings, this.error, h("div", { class: "row" }, h("button", { type: "submit", class: "primary" }, "Submit"), h("a", { class: "button", href: "#/" }, "Back")));
-    this.lines = [];
-    this.add("run.name");
+    form.append(
+      field(config, "Config", this.select, this.summary),
+      field(name, "Name", this.name, this.nameError, h("p", { class: "hint", id: `${name}-hint` }, "Name of the run and of its directory.")),
+      this.editor.node,
+      this.verdict,
+      this.advice,
+      this.error,
+      h("div", { class: "row" }, h("button", { type: "submit", class: "primary" }, "Submit"), h("button", { type: "button", onclick: () => this.check("environment") }, "Check"), h("a", { class: "button", href: "#/" }, "Back")),
+    );
     this.node = h("div", {}, h("header", { class: "head" }, h("h1", {}, "Submit a run")), form);
     document.title = "Submit a run · tianflow";
+    this.load();
   }
 
   close() {
     this.closed = true;
+    clearTimeout(this.timer);
   }
 
-  text(label, tag, more, hint) {
-    const id = newId("submit");
-    const error = h("p", { class: "error", id: `${id}-error`, hidden: true });
-    const input = h(tag, { id, autocomplete: "off", spellcheck: "false", "aria-describedby": `${id}-hint`, ...more });
-    const node = h("div", { class: "field stacked" }, h("label", { for: id }, label), input, error, h("p", { class: "hint", id: `${id}-hint` }, hint));
-    return { node, input, error, refuse: (text) => blame(input, error, text, `${id}-hint`) };
+  async load() {
+    try {
+      this.configs = (await ask("/api/v1/configs")).data?.configs ?? [];
+      this.status.live();
+    } catch (error) {
+      this.refuse(`The shipped configs cannot be loaded. ${error.message}`);
+      return;
+    }
+    this.select.replaceChildren(...this.configs.map((found) => h("option", { value: found.name, selected: found.name === FIRST }, found.name)));
+    if (!this.editor.value) this.take(this.select.value);
   }
 
-  add(path = "") {
-    const id = newId("override");
-    const key = h("input", { type: "text", value: path, "aria-label": "Setting", placeholder: "section.key", autocomplete: "off", spellcheck: "false" });
-    const value = h("input", { type: "text", "aria-label": "Value", placeholder: "value", autocomplete: "off", spellcheck: "false" });
-    const error = h("p", { class: "error", id: `${id}-error`, hidden: true });
-    const line = { key, value, error, refuse: (text) => blame(value, error, text, "") };
-    const away = h("button", { type: "button", "aria-label": "Remove this setting", onclick: () => this.remove(line) }, "×");
-    line.node = h("div", { class: "override" }, key, value, away, error);
-    this.lines.push(line);
-    this.overrides.append(line.node);
-    return line;
+  /** Put the settings of a shipped config into the editor. */
+  take(name) {
+    const found = this.configs.find((config) => config.name === name);
+    if (!found) return;
+    setText(this.summary, `${found.summary}.`);
+    this.editor.value = found.toml;
+    this.check("settings");
   }
 
-  remove(line) {
-    this.lines = this.lines.filter((other) => other !== line);
-    line.node.remove();
+  later() {
+    setText(this.verdict, "");
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.check("settings"), PAUSE_MS);
+  }
+
+  body() {
+    const name = this.name.value.trim();
+    const overrides = name ? { [NAME]: name } : {};
+    // An unchanged config is sent by its name: it may name objects of modules that a text may not.
+    const shipped = this.configs?.find((config) => config.toml === this.editor.value);
+    return shipped ? { config: shipped.name, overrides } : { toml: this.editor.value, overrides };
+  }
+
+  /** Check the settings; with "environment", also that the environment can be made. */
+  async check(what) {
+    clearTimeout(this.timer);
+    const mine = (this.turn += 1);
+    if (what === "environment") setText(this.verdict, "Checking…");
+    try {
+      const { data } = await ask(`${RUNS}?check=${what}`, { method: "POST", body: this.body() });
+      if (mine !== this.turn) return;
+      this.clear();
+      setText(this.verdict, what === "environment" ? `Valid: ${data.algorithm} on ${data.environment}` : "The settings are valid");
+      this.advice.replaceChildren(...(data.advice ?? []).map((text) => h("li", {}, `${capital(text)}.`)));
+    } catch (error) {
+      if (mine === this.turn) this.blame(error);
+    }
   }
 
   async send(event) {
     event.preventDefault();
-    this.refuse(null);
-    for (const part of [this.name, this.config, ...this.lines]) part.refuse(null);
-    let config = this.name.input.value.trim();
-    if (this.config.input.value.trim()) {
-      try {
-        config = JSON.parse(this.config.input.value);
-      } catch (error) {
-        this.config.refuse(`Is not valid JSON: ${error.message}`);
-        this.config.input.focus();
-        return;
-      }
-    }
-    const given = this.lines.filter((line) => line.key.value.trim() && line.value.value.trim());
-    const overrides = Object.fromEntries(given.map((line) => [line.key.value.trim(), valueOf(line.value.value.trim())]));
+    clearTimeout(this.timer);
+    const mine = (this.turn += 1);
+    const body = this.body();
+    setText(this.verdict, "Submitting…");
     try {
       // With the same key, a repeated request after a broken connection starts one run, not two.
-      this.key = this.key && this.sent === JSON.stringify({ config, overrides }) ? this.key : crypto.randomUUID?.() ?? String(Math.random());
-      this.sent = JSON.stringify({ config, overrides });
-      const { data } = await ask(RUNS, { method: "POST", body: { config, overrides }, headers: { "Idempotency-Key": this.key } });
+      const sent = JSON.stringify(body);
+      this.key = this.key && this.sent === sent ? this.key : crypto.randomUUID?.() ?? String(Math.random());
+      this.sent = sent;
+      const { data } = await ask(RUNS, { method: "POST", body, headers: { "Idempotency-Key": this.key } });
       if (!this.closed) location.hash = pageOf(data.id);
     } catch (error) {
       if (error.status !== 0) this.key = null;
+      if (mine !== this.turn) return;
       this.blame(error);
+      if (!this.nameError.hidden) this.name.focus();
+      else if (this.first) this.editor.select(this.first);
     }
   }
 
+  clear() {
+    this.refuse(null);
+    this.refuseName(null);
+    this.editor.refuse([]);
+    this.advice.replaceChildren();
+    setText(this.verdict, "");
+  }
+
+  /** Show each refused setting at its line, the name at its field, and anything else below. */
   blame(error) {
-    const rest = [];
-    let first = null;
-    for (const found of error.errors) {
-      const path = found.path.replace(/^config\.?/, "");
-      const line = this.lines.find((one) => one.key.value.trim() === path);
-      const part = line ?? (this.config.input.value.trim() ? this.config : path ? null : this.name);
-      const text = line || !path ? refused(found) : `${path}: ${refused(found)}`;
-      if (part) part.refuse(text);
-      else rest.push(text);
-      first ??= line?.value ?? part?.input;
+    this.clear();
+    const lines = linesOf(this.editor.value);
+    const found = [];
+    for (const problem of error.errors) {
+      const path = problem.path.replace(/^(config|toml)\.?/, "");
+      const text = path ? `${path}: ${refused(problem)}` : refused(problem);
+      if (path === NAME && this.name.value.trim()) this.refuseName(refused(problem));
+      else found.push({ line: path ? lineOf(lines, path) : lineIn(problem.message, this.editor.value), text });
     }
-    first?.focus();
-    if (rest.length || !first) this.refuse(rest.join(" ") || error.message);
+    found.sort((a, b) => (a.line ?? 0) - (b.line ?? 0));
+    this.editor.refuse(found);
+    this.first = found.find(({ line }) => line)?.line;
+    if (found.length) announce(found.map(({ line, text }) => (line ? `Line ${line}: ${text}` : text)).join(" "));
+    if (!error.errors.length) this.refuse(error.message);
+  }
+
+  refuseName(text) {
+    show(this.nameError, text);
+    setText(this.nameError, text ?? "");
+    this.name.setAttribute("aria-invalid", String(Boolean(text)));
+    const hint = `${this.name.id}-hint`;
+    this.name.setAttribute("aria-describedby", text ? `${this.nameError.id} ${hint}` : hint);
   }
 
   refuse(text) {
@@ -110,19 +162,12 @@ export class SubmitView {
   }
 }
 
-function blame(input, error, text, hint) {
-  setText(error, text ?? "");
-  show(error, text);
-  input.setAttribute("aria-invalid", String(Boolean(text)));
-  const described = [text ? error.id : "", hint].filter(Boolean).join(" ");
-  if (described) input.setAttribute("aria-describedby", described);
-  else input.removeAttribute("aria-describedby");
+/** The line that a message about invalid TOML names; null if it names none. */
+function lineIn(message, text) {
+  if (message.includes("at end of document")) return text.split("\n").length;
+  return Number(/\bline (\d+)/.exec(message)?.[1]) || null;
 }
 
-function valueOf(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
+function field(id, label, ...rest) {
+  return h("div", { class: "field stacked" }, h("label", { for: id }, label), ...rest);
 }
