@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 UPDATES, BROKEN = 20, 7
 """The update ``BROKEN`` is not finite, because of one rank only."""
 CLOSE = 1e-5
-PATIENCE_S = 5.0
+PATIENCE_S = 40.0
 
 
 def together(folder: Path, size: int, work: Callable[[Ranks], T]) -> list[T]:

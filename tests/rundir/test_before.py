@@ -106,7 +106,7 @@ def test_a_summary_is_read_by_every_reader(name: str) -> None:
     summary = read_summary(BEFORE / "alone" / name)
     assert summary is not None
     assert BOUNDS[name] == partial_document(summary)["staleness"]["bound"]
-    assert f"bound {BOUNDS[name]}, 0 violations" in summary_text(summary)
+    assert f"bound {BOUNDS[name]} at the end, 0 violations" in summary_text(summary)
 
 
 def test_the_store_of_a_service_opens_and_lists_its_runs(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_the_screen_says_how_full_replay_is_and_whom_it_holds_back(
     assert "learner blocked" not in plain_line(document(run, rates))
     replay.lose(0)
     replay.lose(1)
-    assert "every shard is down" in shown(run)["replay"]
+    assert "shards do not work" in shown(run)["replay"]
     run.state = "done"
     assert "replay 0.6957 samples per insert of 2  " in plain_line(document(run))
 
