@@ -360,6 +360,7 @@ def balanced(
     return world
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("change", [slower_learner, faster_learner, fewer_actors, faster_actors])
 def test_freshest_settles(change: Callable[[World], None]) -> None:
     """Unless a hold is active, C is within max(1, B/4) of its final value after 16 * ceil(C/B) updates.

@@ -28,7 +28,7 @@ from tianflow.export import ExportError, formats
 from tianflow.networks import Mlp
 from tianflow.policy import LoadedPolicy
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")]
 torch.set_num_threads(1)
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")

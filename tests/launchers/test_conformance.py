@@ -19,6 +19,8 @@ from tianflow.launchers.inline import InlineHost, InlineLauncher
 from tianflow.launchers.processes import ProcessLauncher
 from tianflow.testing import LauncherConformance
 
+pytestmark = pytest.mark.e2e
+
 
 class TestInline(LauncherConformance):
     make = InlineLauncher

@@ -27,6 +27,8 @@ from tianflow.observability.throughput_model import Forecast, Side, forecast, su
 from tianflow.simulation.rates import MeasuredRates
 from tianflow.simulation.simulation import Simulation
 
+pytestmark = pytest.mark.e2e
+
 STEPS = 32
 
 

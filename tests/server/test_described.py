@@ -23,6 +23,8 @@ from tianflow.server.common.auth import Guard, Tokens
 from tianflow.server.common.event_feed import Feed
 from tianflow.server.run.app import ServedRun, make_app
 
+pytestmark = pytest.mark.e2e
+
 HEADERS = {"Authorization": "Bearer c"}
 NAMES = ("fake", "fake", "none", "%00", "..%2Ffake", "%ED%A0%80", "a" * 3000, "ж")
 QUERIES = (

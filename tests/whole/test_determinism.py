@@ -25,6 +25,8 @@ from tianflow.core.payloads import Grant, Version
 from tianflow.planning import validation
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
+pytestmark = pytest.mark.e2e
+
 E2E = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ALGORITHMS: dict[str, dict[str, object]] = {
     "ppo": {"name": "ppo", "minibatch_size": 32, "epochs": 2, "batch_trajectories": 2},

@@ -26,6 +26,8 @@ from tianflow.core.statistics import LedgerSnapshot
 from tianflow.ledger.ledger import Ledger
 from tianflow.rundir.checkpoints import CheckpointStore, write_state
 
+pytestmark = pytest.mark.e2e
+
 Drive = Callable[[Run], Awaitable[None]]
 
 

@@ -15,6 +15,7 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,6 +147,7 @@ class TcpListener:
             self._socket.curve_server = True
             self._socket.curve_secretkey = keys.server_secret
         self._monitor = _monitor(self._context, self._socket)
+        self._observing = threading.Lock()
         ends = (self._socket, self._zap, self._monitor, self._woken.fileno())
         self._watched: list[tuple[Any, int]] = [(end, zmq.POLLIN) for end in ends]
         self._accepted = self._admitted = self._ended = self._farewells = self._closed = 0
@@ -237,6 +239,7 @@ class TcpListener:
             self._wake.send(b"\0")
 
     def statistics(self) -> ListenerStatistics:
+        """Counts so far. May be called from another thread."""
         self._observe()
         return ListenerStatistics(
             accepted=self._accepted,
@@ -270,12 +273,14 @@ class TcpListener:
         self._zap.send_multipart([b"1.0", number, status, b"", b"", b""])
 
     def _observe(self) -> None:
-        for event, _ in _events(self._monitor):
-            self._accepted += event == zmq.EVENT_ACCEPTED
-            self._admitted += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if event == zmq.EVENT_DISCONNECTED:
-                self._ended += 1
-                self.changed = True
+        # Another thread may ask for statistics, and one socket has one user at a time.
+        with self._observing:
+            for event, _ in _events(self._monitor):
+                self._accepted += event == zmq.EVENT_ACCEPTED
+                self._admitted += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                if event == zmq.EVENT_DISCONNECTED:
+                    self._ended += 1
+                    self.changed = True
 
 
 class TcpConnection:
