@@ -18,6 +18,7 @@ from tests.e2e.harness import LiveRun
 from tianflow import plugins
 from tianflow.algorithms import ppo
 from tianflow.algorithms.common import actor_critic, single_pass
+from tianflow.algorithms.common.ranks import Ranks
 from tianflow.policy import evaluate
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
@@ -181,10 +182,10 @@ def test_learner_and_actor_agree_on_every_probability_while_the_policy_stands_st
     largest: list[float] = []
 
     def recording(
-        log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor
+        log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor, ranks: Ranks
     ) -> dict[str, Tensor]:
         largest.append(float(log_ratio[valid_t].abs().max()))
-        return actor_critic.batch_statistics(log_ratio, v_t, target_t, valid_t)
+        return actor_critic.batch_statistics(log_ratio, v_t, target_t, valid_t, ranks)
 
     monkeypatch.setattr(ppo if algorithm == "ppo" else single_pass, "batch_statistics", recording)
     minibatch = {"algorithm.minibatch_size": 32} if algorithm == "ppo" else {}
