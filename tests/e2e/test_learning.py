@@ -105,8 +105,12 @@ def test_the_shipped_config_learns(config: str, target: float, tmp_path: Path) -
 def test_an_algorithm_and_an_environment_without_a_config_learn(
     algorithm: str, env: str, steps: int, score: float, tmp_path: Path
 ) -> None:
-    """From defaults, and from a preset. Acrobot ends at -500 without learning, CartPole at 9."""
+    """From defaults, and from a preset. Acrobot ends at -500 without learning, CartPole at 9.
+
+    Sampled actions judge what was learned: the most probable ones may never leave the bottom.
+    """
     settings = {
+        "evaluation.deterministic": False,
         "run.max_env_steps": steps,
         "run.target_return": None,
         "evaluation.episodes": 20,
