@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-import numpy as np
 import pytest
 
 from tests.server.test_service import CONTROL, JSON, RUNS, World, opened
@@ -25,45 +21,8 @@ from tianflow.server.service.submission_checks import CHILDREN, SubmissionChecks
 pytestmark = pytest.mark.e2e
 
 MARK = "TIANFLOW_TEST_SUBMISSIONS"
-
-
-class Raising(gymnasium.Env[Any, Any]):
-    """Raises in its constructor."""
-
-    observation_space: Any = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    action_space: Any = gymnasium.spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        raise ValueError("no licence")
-
-
-class Ending(Raising):
-    """Ends its process."""
-
-    def __init__(self) -> None:
-        os._exit(3)
-
-
-class Hanging(Raising):
-    """Never made; starts a process first."""
-
-    def __init__(self) -> None:
-        subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
-        )
-        time.sleep(600)
-
-
-class Forking(Raising):
-    """Usable, and leaves a forked process behind, which holds every descriptor."""
-
-    def __init__(self) -> None:
-        if os.fork() == 0:
-            time.sleep(600)
-            os._exit(0)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(2, np.float32), {}
+MODULE = "tests.support.failing_environments"
+"""A child imports it for each check, so it imports little."""
 
 
 def tables(name: str, **more: Any) -> dict[str, Any]:
@@ -98,7 +57,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setenv(MARK, str(os.getpid()))
     async with (
         SubmissionChecks() as checks,
-        opened(tmp_path, allowed=(__name__,), check=checks.check) as world,
+        opened(tmp_path, allowed=(MODULE,), check=checks.check) as world,
     ):
         yield world
     assert [] == await asyncio.to_thread(children)
@@ -114,9 +73,9 @@ async def submit(world: World, config: dict[str, Any], **headers: str) -> tuple[
     ("config", "path", "message"),
     [
         (tables("Nope-v1"), "config.env.id", "doesn't exist"),
-        (tables(f"{__name__}:Nope"), "config.env.id", "Nope"),
-        (tables(f"{__name__}:Raising"), "config.env.id", "no licence"),
-        (tables(f"{__name__}:Ending"), "config.env.id", "exit status 3"),
+        (tables(f"{MODULE}:Nope"), "config.env.id", "Nope"),
+        (tables(f"{MODULE}:Raising"), "config.env.id", "no licence"),
+        (tables(f"{MODULE}:Ending"), "config.env.id", "exit status 3"),
         (tables("CartPole-v1", network={"name": "nope"}), "config.network.name", "nope"),
         (tables("CartPole-v1", metrics={"sinks": ["nope"]}), "config.metrics.sinks", "nope"),
         (
@@ -148,7 +107,7 @@ async def test_a_usable_environment_is_accepted_although_its_processes_live_on(
     world: World,
 ) -> None:
     began = time.monotonic()
-    status, run = await submit(world, tables(f"{__name__}:Forking"))
+    status, run = await submit(world, tables(f"{MODULE}:Forking"))
     assert (201, "pending") == (status, run["state"])
     assert time.monotonic() - began < submission_checks.ANSWER_S  # it was decided, not accepted
 
@@ -160,7 +119,7 @@ async def test_slow_submissions_are_accepted_in_time_by_few_processes_while_othe
     monkeypatch.setattr(submission_checks, "ANSWER_S", 3.0)
     began = time.monotonic()
     submissions = [
-        asyncio.create_task(submit(world, tables(f"{__name__}:Hanging"))) for _ in range(8)
+        asyncio.create_task(submit(world, tables(f"{MODULE}:Hanging"))) for _ in range(8)
     ]
     most = 0
     while not all(task.done() for task in submissions):
@@ -193,7 +152,7 @@ async def test_a_repeated_submission_gets_its_run_without_another_check(
 async def test_the_end_of_a_service_ends_its_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, str(os.getpid()))
     monkeypatch.setattr(submission_checks, "ANSWER_S", 600.0)
-    config = await asyncio.to_thread(load_config, tables(f"{__name__}:Hanging"))
+    config = await asyncio.to_thread(load_config, tables(f"{MODULE}:Hanging"))
     async with SubmissionChecks() as checks:
         waiting = asyncio.create_task(checks.check(config))
         async with asyncio.timeout(20.0):
