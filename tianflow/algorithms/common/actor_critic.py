@@ -460,7 +460,7 @@ class ActorCriticLearner(ABC):
 
 
 def batch_statistics(
-    log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor, ranks: Ranks
+    log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor, ranks: Ranks = ALONE
 ) -> dict[str, Tensor]:
     """Difference of current and behaviour policy on the batch before the update, and quality of
     values.
