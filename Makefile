@@ -23,8 +23,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not e2e" -n auto --maxprocesses 8 --dist worksteal
 
 e2e: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "e2e and not timed" -n 3 --dist worksteal
-	$(BIN)/python -m pytest -m "e2e and timed" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m e2e -n 2 --dist worksteal
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ from tianflow.observability.diagnosis import WINDOW_S
 from tianflow.rundir.history import NAME, read_rows
 
 log = logging.getLogger(__name__)
-pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 NAMED_WITHIN_S = 10.0
 UPDATE_S = 0.04
 """What an update takes: with two trajectories of 8 steps of 2 environments, the learner takes up to

@@ -20,7 +20,7 @@ import pytest
 from tests.e2e.harness import run, until
 from tests.e2e.test_serve import service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 STREAMS, ALLOWED = 1000, 32
 PATIENCE_S = 120.0
 MORE = 400

@@ -18,7 +18,7 @@ from tianflow import api
 from tianflow.coordinator import Run
 from tianflow.launchers.remote import RemoteHost
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ACTORS, HOSTS, BATCH, BOUND = 128, 8, 32, 4
 EACH = 30
 """Trajectories of everyone that are counted."""

@@ -20,7 +20,7 @@ from tests.e2e.test_live import tianflow
 from tianflow.rundir.history import NAME, Row, read_rows
 
 log = logging.getLogger(__name__)
-pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SETTLED_S = 6.0
 """After the first trained line: what shares of time look back to is over then."""
 MEASURED_S = 15.0

@@ -15,7 +15,7 @@ from tianflow.coordinator import Run
 from tianflow.core.statistics import LedgerSnapshot
 from tianflow.envs.make import environment_seed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 STEPS, SEED = 32, 1
 SLOW = "actor-3"
 WAITING = 3.0
