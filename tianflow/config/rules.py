@@ -416,18 +416,21 @@ def _check_splitting(config: Config) -> list[Problem]:
     if not algorithm.splits_over_ranks:
         message = f"the settings of {algorithm.name} do not declare splits_over_ranks"
         return [Problem(path, config.learner.ranks, message, accepted)]
-    learner = getattr(
-        plugins.load("tianflow.algorithms", algorithm.name, path="algorithm.name"),
-        "make_learner",
-        None,
+    message = _false_declaration(config, SplitsOverRanks, "splits_over_ranks", "join()")
+    return [Problem(path, config.learner.ranks, message, accepted)] if message else []
+
+
+def _false_declaration(config: Config, protocol: type, declared: str, methods: str) -> str:
+    """Why the learner of a plug-in cannot do what its settings declare; "" if it can."""
+    name = config.algorithm.name
+    algorithm = plugins.load("tianflow.algorithms", name, path="algorithm.name")
+    learner = getattr(algorithm, "make_learner", None)
+    if not isinstance(learner, type) or issubclass(learner, protocol):
+        return ""
+    return (
+        f"the settings of {name} declare {declared}, but its learner {learner.__name__} has no "
+        f"{methods}"
     )
-    if isinstance(learner, type) and not issubclass(learner, SplitsOverRanks):
-        message = (
-            f"the settings of {algorithm.name} declare splits_over_ranks, but its learner "
-            f"{learner.__name__} has no join()"
-        )
-        return [Problem(path, config.learner.ranks, message, accepted)]
-    return []
 
 
 def _check_schedule(config: Config) -> list[Problem]:
@@ -497,18 +500,9 @@ def _check_divergence(config: Config) -> list[Problem]:
         return [Problem(path, "divergence", message, accepted)]
     if algorithm.name in BUILT_IN_ALGORITHMS:
         return []
-    learner = getattr(
-        plugins.load("tianflow.algorithms", algorithm.name, path="algorithm.name"),
-        "make_learner",
-        None,
-    )
-    if isinstance(learner, type) and not issubclass(learner, MeasuresDivergence):
-        message = (
-            f"the settings of {algorithm.name} declare measures_divergence, but its learner "
-            f"{learner.__name__} has no retain_policy() and divergence()"
-        )
-        return [Problem(path, "divergence", message, accepted)]
-    return []
+    methods = "retain_policy() and divergence()"
+    message = _false_declaration(config, MeasuresDivergence, "measures_divergence", methods)
+    return [Problem(path, "divergence", message, accepted)] if message else []
 
 
 def _check_replay(config: Config) -> list[Problem]:
