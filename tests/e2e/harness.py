@@ -146,8 +146,8 @@ class LiveRun:
         """The line of JSON at its end."""
         return json.loads(self.stdout.splitlines()[-1])  # type: ignore[no-any-return]  # our own output
 
-    def told(self) -> str:
-        """Everything it has said, for whoever has to find out why a test failed."""
+    def output(self) -> str:
+        """Exit code and newest output of the process, to explain a failed test."""
         return (
             f"exit code {self.process.poll()}\n--- stdout\n{self.stdout[-3000:]}\n--- "
             f"stderr\n{self.stderr[-6000:]}"
@@ -207,7 +207,7 @@ class LiveRun:
 
     def act(self, action: str) -> None:
         code, body = self.request(f"/api/v1/runs/{self.name}/{action}", "POST")
-        assert 202 == code, f"{code} {body}\n{self.told()}"
+        assert 202 == code, f"{code} {body}\n{self.output()}"
 
     def patch(self, resource: str, **values: object) -> None:
         code, body = self.request(f"/api/v1/runs/{self.name}/{resource}", "PATCH", values)
@@ -291,10 +291,10 @@ class LiveRun:
         def unless_ended() -> T | None:
             found = condition()
             if not found and self.process.poll() is not None:
-                raise ImpatienceError(f"the run ended before: {what}\n{self.told()}")
+                raise ImpatienceError(f"the run ended before: {what}\n{self.output()}")
             return found
 
-        return until(what, unless_ended, within_s=within_s, tell=self.told)
+        return until(what, unless_ended, within_s=within_s, tell=self.output)
 
     def until_training(self, *, more: int = 1, within_s: float = START_S) -> int:
         """Until ``more`` updates have been settled than now; how many there are."""
@@ -322,7 +322,9 @@ class LiveRun:
         try:
             return self.process.wait(within_s)
         except subprocess.TimeoutExpired:
-            raise ImpatienceError(f"it did not end within {within_s:g} s\n{self.told()}") from None
+            raise ImpatienceError(
+                f"it did not end within {within_s:g} s\n{self.output()}"
+            ) from None
 
     def interrupt(self, number: int = signal.SIGINT, within_s: float = PATIENCE_S) -> int:
         self.process.send_signal(number)

@@ -109,7 +109,7 @@ def test_no_counter_decreases_although_every_kind_of_process_is_lost(tmp_path: P
             live.until_training(more=10)
             live.until_checkpoint()
             time.sleep(2.5)
-        assert 130 == live.interrupt(), live.told()
+        assert 130 == live.interrupt(), live.output()
     saved = CheckpointStore.load(live.checkpoints()[-1])
     with harness.resumed(live) as again:
         again.until_training(more=1)
@@ -133,7 +133,7 @@ def test_no_counter_decreases_although_every_kind_of_process_is_lost(tmp_path: P
         ):
             began = sum(v for key, v in second.first.items() if f"tianflow_{name}[" in key)
             assert began < first.total(name), name
-        assert 130 == again.interrupt(), again.told()
+        assert 130 == again.interrupt(), again.output()
 
 
 def every_process_is_measured(live: LiveRun) -> None:
@@ -157,4 +157,4 @@ def test_staleness_of_use_once_data_never_decreases_over_lineages(tmp_path: Path
         every_process_is_measured(live)
         live.until("the run is ready", live.ready)
         live.until_training(more=5)
-        assert 130 == live.interrupt(), live.told()
+        assert 130 == live.interrupt(), live.output()

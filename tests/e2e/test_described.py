@@ -102,8 +102,8 @@ def test_a_run_answers_as_its_document_says_and_goes_on(tmp_path: Path) -> None:
         assert live.control is not None
         schemathesis(tmp_path, live.control.address, live.control.token, live.name)
         live.act("resume")
-        assert live.process.poll() is None, live.told()
-        assert "Traceback" not in live.stderr, live.told()
+        assert live.process.poll() is None, live.output()
+        assert "Traceback" not in live.stderr, live.output()
 
 
 def test_a_service_answers_as_its_document_says_and_its_run_goes_on(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_what_breaks_only_in_hosts_ends_the_run_soon_and_it_was_never_ready(
             was_ready.append(live.ready())
             return live.process.poll() is not None
 
-        until("it has ended", ended, tell=live.told)
+        until("it has ended", ended, tell=live.output)
         assert 1 == live.end()
         assert not any(was_ready)
         assert f"EnvironmentBrokeError: {why}\ntianflow: actor-" in last_lines(live, 2)

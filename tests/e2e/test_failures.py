@@ -180,7 +180,7 @@ def test_an_environment_that_never_closes_is_told_of_and_the_run_ends_with_its_e
         run__max_updates=3,
         evaluation__episodes=2,
     ) as live:
-        assert 0 == live.end(), live.told()
+        assert 0 == live.end(), live.output()
         assert "did not close within" in live.stderr
         assert 5.0 == live.result["evaluation"]["mean_return"]
         harness.nothing_left(live, set())

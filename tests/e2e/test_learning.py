@@ -51,7 +51,7 @@ def train(folder: Path, config: str, **settings: object) -> dict[str, Any]:
         folder, {"run.name": NAME, "placement.affinity": "none", **given}, (config,), NAME
     )
     try:
-        assert 0 == live.end(PATIENCE_S), live.told()
+        assert 0 == live.end(PATIENCE_S), live.output()
         result = live.result
     finally:
         live.process.kill()

@@ -174,11 +174,11 @@ def test_a_run_forecasts_another_within_a_tenth(
     tmp_path: Path, few: LiveRun, changes: dict[str, object], overrides: list[str]
 ) -> None:
     """The history of a run of two actors forecasts other counts, bounds and speeds."""
-    told = forecast(few, *overrides)
+    predicted = forecast(few, *overrides)
     with oracle(tmp_path, changes) as many:
         seen = measured(many)
-    log.info("seen %s, forecast %s", seen, told)
-    assert seen.near() == (told.pace, told.age)
+    log.info("seen %s, forecast %s", seen, predicted)
+    assert seen.near() == (predicted.pace, predicted.age)
 
 
 def test_a_simulation_that_takes_long_says_how_long_and_ends_when_it_is_interrupted() -> None:
