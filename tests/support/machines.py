@@ -10,7 +10,6 @@ connections, as with a real cable.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import os
@@ -220,13 +219,10 @@ def machines(*names: str) -> Iterator[Mapping[str, Machine]]:
     _remove_forgotten()
     own = f"{PREFIX}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
     spaces = {name: f"{own}-{name}" for name in (SWITCH, *names)}
-    remove = functools.partial(_remove, *spaces.values())
-    atexit.register(remove)  # a program may exit while a generator is suspended
     try:
         yield _make(spaces, names)
     finally:
-        remove()
-        atexit.unregister(remove)
+        _remove(*spaces.values())
 
 
 def _make(spaces: Mapping[str, str], names: Sequence[str]) -> dict[str, Machine]:
