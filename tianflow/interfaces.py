@@ -42,7 +42,12 @@ if TYPE_CHECKING:
         WeightsTable,
     )
     from tianflow.core.program import HostPlan, HostSpec, LauncherCapabilities
-    from tianflow.core.statistics import ComponentStatistics, RunStatistics, SinkStatistics
+    from tianflow.core.statistics import (
+        ComponentStatistics,
+        NodeStatistics,
+        RunStatistics,
+        SinkStatistics,
+    )
     from tianflow.errors import RunError
     from tianflow.exchange.exchange import Exchange
     from tianflow.exchange.shards import ShardEnd
@@ -425,10 +430,8 @@ class Connection:
     """Closes the coordinator's copies, once the host has inherited the descriptors."""
 
 
-class Transport(SlotOwner, Protocol):
-    """How a run shares memory and exchanges messages with its host processes: the coordinator's
-    side. `HostTransport` is the other side.
-    """
+class Connects(Protocol):
+    """Makes the connections of hosts that are about to start."""
 
     @property
     def address(self) -> str:
@@ -437,6 +440,12 @@ class Transport(SlotOwner, Protocol):
         """
 
     def connect(self) -> Connection: ...
+
+
+class Transport(SlotOwner, Connects, Protocol):
+    """How a run shares memory and exchanges messages with its host processes: the coordinator's
+    side. `HostTransport` is the other side.
+    """
 
 
 class HostTransport(Protocol):
@@ -826,12 +835,27 @@ class InProcess(Protocol):
         """Of the process."""
 
 
+@runtime_checkable
+class OnNode(Protocol):
+    """A `HostHandle` whose host runs on another machine has this, too."""
+
+    @property
+    def node(self) -> str:
+        """Name of the node."""
+
+    @property
+    def cause(self) -> str:
+        """Why the host ended, if its node is the reason: ``node_lost`` or ``node_left``; else
+        empty.
+        """
+
+
 class HostProcess(Protocol):
     """A process that runs a host, as its launcher started it; it leads a process group."""
 
     @property
     def pid(self) -> int:
-        """The process, and its process group."""
+        """The process, and its process group; 0: it runs on another machine."""
 
     async def wait(self) -> int:
         """Wait until the process, and every process of its group, is gone. Its exit status, or
@@ -861,6 +885,13 @@ StartProcess: TypeAlias = Callable[[str, bytes, Sequence[int]], Awaitable[HostPr
 # --------------------------------------------------------------------------------------------------
 
 
+class NodesView(Protocol):
+    """The nodes of a run."""
+
+    def statistics(self) -> Mapping[str, NodeStatistics]:
+        """The nodes now, by name."""
+
+
 class HostInbox(HostReports, EventPublisher, Protocol):
     """Where a launcher delivers what the hosts of a run report."""
 
@@ -875,6 +906,9 @@ class HostInbox(HostReports, EventPublisher, Protocol):
 
     def register_evaluator(self, port: EvaluatorPort) -> None:
         """The evaluator is reached by ``port``, until its host is lost."""
+
+    def register_nodes(self, nodes: NodesView) -> None:
+        """The run has nodes, until it ends."""
 
     def shard_opened(self, index: int, incarnation: int, port: ShardPort) -> None:
         """A replay shard works, in this incarnation of its host."""
@@ -891,6 +925,10 @@ class RunView(Protocol):
     """What a launcher may use of a run."""
 
     id: str
+    directory: Path
+    """Where the run stores what outlives it."""
+    spec: EnvironmentSpec
+    """Of the environments."""
 
     @property
     def inbox(self) -> HostInbox: ...

@@ -422,6 +422,7 @@ class RecordedRun:
         timeout_s: float,
     ) -> None:
         self.run_parts, self.id, self.capabilities = run, run.id, capabilities
+        self.directory, self.spec = run.directory, run.spec
         self._checkpoint, self._timeout_s = checkpoint, timeout_s
         self.hosts: list[RecordedHost] = []
         """Every host that was started, in order."""

@@ -9,7 +9,7 @@ writer. Progress, cut, request and answer carry a ticket, so those of an earlier
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,10 @@ class Arena:
         """[capacity, 8] int64."""
         self._first = aligned(capacity * _WORDS * 8)
         self._buffer = buffer
+        self.on_cut: Callable[[int, int], None] | None = None
+        """Called with slot and ticket of every cut that is requested here: the writer may be on
+        another machine.
+        """
         self._views: dict[int, dict[str, NDArray[Any]]] = {}
         self._requests: dict[int, dict[str, NDArray[Any]]] = {}
 
@@ -92,6 +96,13 @@ class Arena:
     def request_cut(self, slot: int, ticket: int) -> None:
         """Ask the writer of ``ticket`` to commit the steps it has."""
         self.words[slot, _CUT_TICKET] = ticket + 1
+        if self.on_cut is not None:
+            self.on_cut(slot, ticket)
+
+    def report(self, slot: int, ticket: int, steps: int) -> None:
+        """Store that the writer of ``ticket``, on another machine, has taken ``steps`` steps."""
+        row = self.words[slot]
+        row[_PROGRESS], row[_PROGRESS_TICKET] = steps, ticket + 1
 
     def progress(self, slot: int, ticket: int) -> int:
         """Steps taken so far for ``ticket``; -1 before its writer has stored the first."""

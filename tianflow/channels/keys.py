@@ -10,6 +10,7 @@ import re
 import secrets
 import stat
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +92,17 @@ class Keys:
     @classmethod
     def generate(cls) -> Keys:
         return cls(*zmq.curve_keypair(), *zmq.curve_keypair())
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str], origin: str = "") -> Keys:
+        """The keys that `texts` gave."""
+        public, secret, client, other = (texts[name].encode("ascii") for name in KEY_FIELDS)
+        return cls(public, secret, client, other, origin)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The keys by name."""
+        return {name: getattr(self, name).decode("ascii") for name in KEY_FIELDS}
 
     @property
     def fingerprint(self) -> str:

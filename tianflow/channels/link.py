@@ -12,7 +12,7 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -28,7 +28,6 @@ EVENT_BACKLOG = 64
 packets waiting at most.
 """
 _BUFFER = 4 * PACKET
-_encode, _decode = MESSAGES.encode, MESSAGES.decode
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -55,11 +54,14 @@ class Link:
             None: the error is raised where the loop called the link.
     """
 
+    _encode: Callable[[Any], object] = staticmethod(MESSAGES.encode)
+    _decode: Callable[[Any], Any] = staticmethod(MESSAGES.decode)
+
     def __init__(
         self,
         *,
         end: socket.socket,
-        handle: Callable[[object], None],
+        handle: Callable[[Any], None],
         closed: Callable[[], None],
         failed: Callable[[Exception], None] | None = None,
     ) -> None:
@@ -81,7 +83,7 @@ class Link:
         """Send in order, with the other messages of this turn of the loop."""
         if not self._open:
             return
-        packed = self._packer.pack(_encode(message))
+        packed = self._packer.pack(self._encode(message))
         if self._turn and self._turn_bytes + len(packed) > PACKET:
             self.push()
         if not self._turn_ends:
@@ -161,7 +163,7 @@ class Link:
         self._unpacker.feed(packet)
         for values in self._unpacker:
             try:
-                self._handle(_decode(values))
+                self._handle(self._decode(values))
             except Exception as error:
                 if self._failed is None:
                     raise
@@ -212,3 +214,12 @@ class Link:
         self._turn.clear()
         self._held = None
         self._drained.set()
+
+
+class RelayLink(Link):
+    """A link whose messages pass as msgpack's plain values, name and fields: for a process that
+    relays them and looks at few.
+    """
+
+    _encode = staticmethod(lambda values: values)
+    _decode = staticmethod(lambda values: values)

@@ -34,6 +34,7 @@ from tianflow.core.payloads import (
     StateFile,
     StoreTrajectory,
     Trajectory,
+    TrajectoryLayout,
     Version,
 )
 from tianflow.core.program import ComponentSpec, HostPlan
@@ -459,3 +460,137 @@ class SetComponents:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Flush and leave."""
+
+
+# The coordinator and the gateway of a run on several machines
+# --------------------------------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class StartGateway:
+    """What a gateway starts with.
+
+    Attributes:
+        address: ``tcp://HOST:PORT`` where it listens.
+        keys: those of the run, by name, in Z85; empty: connections are not encrypted.
+        layout: of a trajectory.
+    """
+
+    address: str
+    keys: Mapping[str, str]
+    layout: TrajectoryLayout
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GatewayListens:
+    """The gateway listens at ``address``."""
+
+    address: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GatewayFailed:
+    """The gateway cannot listen."""
+
+    reason: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class NodeArrived:
+    """A process asks to be a node, or to continue as one.
+
+    Attributes:
+        connection: names its connection at this gateway.
+        hello: what it says of itself.
+    """
+
+    connection: bytes
+    hello: Mapping[str, Any]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AdmitNode:
+    """The process at ``connection`` is the node ``name``. Its messages up to ``received`` were
+    accepted before. ``lease_s``: seconds without a word after which it is lost.
+    """
+
+    connection: bytes
+    name: str
+    received: int
+    fresh: bool
+    lease_s: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RefuseNode:
+    """The process at ``connection`` is not admitted. ``again``: it may be later."""
+
+    connection: bytes
+    reason: str
+    again: bool
+
+
+@message
+class SendToNode(NamedTuple):
+    """Message ``number`` to a node, and the number of its last message that was accepted. Number 0
+    carries no message.
+    """
+
+    name: str
+    number: int
+    received: int
+    body: bytes
+
+
+@message
+class NodeSent(NamedTuple):
+    """Message ``number`` of a node, whose attachments lie in their slots. Number 0 carries none."""
+
+    name: str
+    number: int
+    received: int
+    body: bytes
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class NodeDisconnected:
+    """The connection to a node is lost; the node may come back."""
+
+    name: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ForgetNode:
+    """The node is no longer one. ``ended``: the run has ended; else the node is lost."""
+
+    name: str
+    ended: bool
+
+
+@message
+class SendWeights(NamedTuple):
+    """``version`` was published: nodes need it."""
+
+    version: Version
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class NodeTraffic:
+    """Bytes so far on the link of a node, by kind, since the gateway began; the version of the
+    weights that it has, and the seconds of the last round trip.
+    """
+
+    name: str
+    sent: Mapping[str, int]
+    received: Mapping[str, int]
+    weights: Version
+    round_trip_s: float

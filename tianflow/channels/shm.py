@@ -12,7 +12,7 @@ import fcntl
 import mmap
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -184,6 +184,11 @@ class SharedWeights:
         is gone.
         """
 
+    @property
+    def flat_nbytes(self) -> int:
+        """Bytes of one flat buffer."""
+        return self._nbytes
+
     @staticmethod
     def nbytes_for(nbytes: int) -> int:
         """Bytes of memory for weights of ``nbytes``."""
@@ -250,6 +255,13 @@ class SharedWeights:
         return Version(int(header[1]), int(header[2])) if header[0] == 1 else None
 
 
+def stored_nbytes(memory: int) -> int:
+    """Bytes of one flat buffer in ``memory`` bytes of weights, with the zeros that align it. They
+    do not change its checksum.
+    """
+    return (memory - _HEADER * 8) // BUFFERS - _HEADER * 8
+
+
 class SharedTransport:
     """`tianflow.interfaces.Transport` over shared memory: the coordinator's side.
 
@@ -287,6 +299,8 @@ class SharedTransport:
                 self._bells.append(Doorbell.create())
                 made.callback(self._bells[-1].close)
             self._memory = made.pop_all()
+        self.grown: Callable[[], None] | None = None
+        """Called after slots were added."""
 
     @property
     def arena(self) -> Arena:
@@ -306,16 +320,23 @@ class SharedTransport:
     def add_slots(self, count: int) -> None:
         """Allocate ``count`` more slots. TianflowError, and nothing changes, if memory is full."""
         self._slots.add_slots(count)
+        if self.grown is not None:
+            self.grown()
 
-    def connect(self) -> Connection:
-        """A connection to a host that is about to start. It inherits its socket, the slots, the
+    @property
+    def weights(self) -> int:
+        """Descriptor of the memory of the weights, which has no size before the learner starts."""
+        return self._weights
+
+    def connect(self, link: type[Link] = Link) -> Connection:
+        """A connection to a process that is about to start. It inherits its socket, the slots, the
         weights, with replay the draws, and the doorbells.
         """
         ours, theirs = socket_pair()
         draws = () if self._draws is None else (self._draws.memory.fd,)
         bells = [bell.fd for bell in self._bells]
         inherited = (theirs.fileno(), self._slots.memory.fd, self._weights, *draws, *bells)
-        return Connection(partial(Link, end=ours), inherited, theirs.close)
+        return Connection(partial(link, end=ours), inherited, theirs.close)
 
     def close(self) -> None:
         """Close all descriptors. The memory is free once every host has left. Idempotent."""
@@ -352,9 +373,9 @@ class SharedHostTransport:
         end.setblocking(False)
         return cls(
             end=end,
-            arena=_mapped_arena(layout, slots),
+            arena=mapped_arena(layout, slots),
             weights=weights,
-            draws=None if draws is None else _mapped_arena(draws, rest.pop(0)),
+            draws=None if draws is None else mapped_arena(draws, rest.pop(0)),
             bells=[Doorbell(bell) for bell in rest],
         )
 
@@ -370,7 +391,7 @@ class SharedHostTransport:
         return SharedWeights(memory=memory, nbytes=nbytes)
 
 
-def _mapped_arena(layout: TrajectoryLayout, fd: int) -> Arena:
+def mapped_arena(layout: TrajectoryLayout, fd: int) -> Arena:
     """All the slots of a `SharedArena` of another process."""
     memory = SharedMemory.attach(fd)
     capacity = memory.nbytes // arena_nbytes(layout, 1)

@@ -11,13 +11,14 @@ in one message. Only a peer with the key, or a process of the same machine, can 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,6 +52,8 @@ HANDSHAKE_S = 10.0
 HEARTBEAT_S = 2.0
 """Seconds between two heartbeats. A connection without one for `HEARTBEATS` of them is lost."""
 HEARTBEATS = 5
+TURN = 64
+"""Messages that a loop handles before others of its callbacks have a turn."""
 BYE, NOOP = "bye", "noop"
 """Kinds of message of the transport itself: a farewell, and a test of a connection."""
 ZAP = "inproc://zeromq.zap.01"
@@ -111,8 +114,47 @@ class Peer(NamedTuple):
     """The descriptor of its socket when its message arrived."""
 
 
+class LoopReader:
+    """Calls a function on the running loop whenever sockets of ZeroMQ may have something to read.
+
+    A socket tells its descriptor only that its state has changed. Every use of the socket may read
+    that too, so its user calls `again` after each use.
+
+    Args:
+        sockets: to watch.
+        drain: reads until nothing is left. False: it stopped before that, and is called again.
+    """
+
+    def __init__(self, sockets: Sequence[Socket], drain: Callable[[], bool]) -> None:
+        self._loop, self._drain = asyncio.get_running_loop(), drain
+        self._descriptors = [int(end.getsockopt(zmq.FD)) for end in sockets]
+        self._handle: asyncio.Handle | None = None
+        for descriptor in self._descriptors:
+            self._loop.add_reader(descriptor, self.again)
+        self.again()
+
+    def again(self) -> None:
+        """Look again in the next turn of the loop."""
+        if self._handle is None and self._descriptors:
+            self._handle = self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._handle = None
+        if not self._drain():
+            self.again()
+
+    def close(self) -> None:
+        """Watch no more. Idempotent."""
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
+        self._descriptors.clear()
+        if self._handle is not None:
+            self._handle.cancel()
+
+
 class TcpListener:
-    """The end that accepts connections. All methods but `wake` belong to one thread.
+    """The end that accepts connections. All methods but `wake` belong to one thread, which either
+    calls `receive` or has a loop (`serve`).
 
     Args:
         address: ``tcp://HOST:PORT``, as `require_address` accepts it.
@@ -155,6 +197,7 @@ class TcpListener:
         self._malformed: Counter[str] = Counter()
         self.changed = False
         """True if a connection has ended since this was last set to False."""
+        self._reader: LoopReader | None = None
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -177,6 +220,24 @@ class TcpListener:
         if self._woken.fileno() in ready:
             self._woken.recv(4096)
         return self._receive_nowait() if self._socket in ready else None
+
+    def serve(self, handle: Callable[[Peer, Message], None]) -> None:
+        """Give every message to ``handle`` on the running loop, until `close`."""
+
+        def drain() -> bool:
+            for _ in range(TURN):
+                ready = dict(zmq.zmq_poll(self._watched, 0))
+                if self._zap in ready:
+                    self._authenticate()
+                if self._monitor in ready:
+                    self._observe()
+                if self._socket in ready and (found := self._receive_nowait()) is not None:
+                    handle(*found)
+                if self._reader is None or not ready:
+                    return True
+            return False
+
+        self._reader = LoopReader([self._socket, self._zap, self._monitor], drain)
 
     def _receive_nowait(self) -> tuple[Peer, Message] | None:
         if not _readable(self._socket):
@@ -206,6 +267,9 @@ class TcpListener:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             return False
+        finally:
+            if self._reader is not None:
+                self._reader.again()
         return True
 
     def reachable(self, peer: Peer) -> bool:
@@ -253,6 +317,9 @@ class TcpListener:
 
     def close(self) -> None:
         """Stop listening and end all connections. Idempotent."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         self._context.destroy(linger=0)
         self._wake.close()
         self._woken.close()
@@ -312,6 +379,7 @@ class TcpConnection:
         self._monitor = _monitor(context, self._socket)
         self.watched = ((self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN))
         """What `wait` looks at."""
+        self._reader: LoopReader | None = None
         self._socket.connect(address)
 
     def send(self, frames: Sequence[Frame]) -> None:
@@ -325,6 +393,33 @@ class TcpConnection:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             raise BrokenChannelError(f"{self.address} does not take what it is sent") from None
+        finally:
+            if self._reader is not None:
+                self._reader.again()
+
+    def serve(
+        self, handle: Callable[[Message], None], lost: Callable[[TianflowError], None]
+    ) -> None:
+        """Give every message to ``handle`` on the running loop, until `close`. ``lost`` is called
+        once, with the error that `receive_nowait` raises, when the connection is over.
+        """
+
+        def drain() -> bool:
+            for _ in range(TURN):
+                if self._reader is None:
+                    return True
+                try:
+                    message = self.receive_nowait()
+                except WouldBlock:
+                    return True
+                except TianflowError as error:
+                    self.close()
+                    lost(error)
+                    return True
+                handle(message)
+            return False
+
+        self._reader = LoopReader([self._socket, self._monitor], drain)
 
     def receive_nowait(self) -> Message:
         """The next message.
@@ -377,6 +472,9 @@ class TcpConnection:
         """End the connection; ``farewell`` says so to the other end. Idempotent."""
         if self._socket.closed:
             return
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         if farewell:
             with contextlib.suppress(BrokenChannelError):
                 self.send(encode(BYE, 0, None))

@@ -36,6 +36,7 @@ from tianflow.cli.env_server import env_server
 from tianflow.cli.eval import evaluate
 from tianflow.cli.events import events
 from tianflow.cli.export import export
+from tianflow.cli.node import node
 from tianflow.cli.report import report
 from tianflow.cli.serve import delete, serve, submit
 from tianflow.cli.simulate import simulate
@@ -351,6 +352,7 @@ app.command()(simulate)
 
 
 app.command("env-server")(env_server)
+app.command()(node)
 app.command()(serve)
 app.command()(submit)
 app.command()(delete)

@@ -21,6 +21,7 @@ from tianflow import plugins
 from tianflow.config import rules as config_rules
 from tianflow.config.model import (
     BUILT_IN_ALGORITHMS,
+    ON_ONE_MACHINE,
     AlgorithmSettings,
     Config,
     algorithm_settings,
@@ -509,6 +510,11 @@ def _count_actors(tables: Table) -> None:
     actors, learner = tables.get("actors"), tables.get("learner", {})
     if not isinstance(actors, dict) or actors.get("count") != "auto":
         return
+    placement = tables.get("placement")
+    launcher = placement.get("launcher") if isinstance(placement, dict) else None
+    if launcher not in (None, *ON_ONE_MACHINE):
+        message = f"the launcher {launcher} does not know the cores of its nodes in advance"
+        raise ConfigError([Problem("actors.count", "auto", message, "a number")])
     free = cores()
     if isinstance(learner, dict) and not on_gpu(
         str(learner.get("device", "auto")), ranks := int(learner.get("ranks", 1))

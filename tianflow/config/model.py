@@ -353,16 +353,46 @@ class WeightsSettings(Section):
     """Largest number of states of a batch on which it is measured (divergence)."""
 
 
+ON_ONE_MACHINE = ("processes", "inline")
+"""Launchers that start no host on another machine."""
+
+
 class PlacementSettings(Section):
     """Launcher, and CPU cores of its processes."""
 
     launcher: str = "processes"
     """Launcher. processes: coordinator, learner and actors in separate processes (Linux); inline:
-    one process; or another installed launcher.
+    one process; nodes: as processes, with actors on other machines that join the run; or another
+    installed launcher.
     """
     affinity: Literal["auto", "none"] = "auto"
     """CPU affinity. auto: the learner gets cores of its own if at least two exist; none: set by the
     operating system.
+    """
+
+
+LISTEN = r"^tcp://(\*|\[[0-9A-Fa-f:.]{1,64}\]|[^\s:/\[\]*]{1,255}):(\*|\d{1,5})$"
+"""An address to listen at."""
+
+
+class ClusterSettings(Section):
+    """Nodes: machines that run actors, for the launchers that use them (nodes, ray, slurm)."""
+
+    expect: PositiveInt = 1
+    """Number of nodes that have to work before the first actor starts. More may join later."""
+    lease_s: Annotated[float, Field(ge=2.0, le=3600.0)] = 15.0
+    """Seconds without a word after which a node is lost. Its actors then start on other nodes."""
+    listen: Annotated[str, Field(pattern=LISTEN)] = "tcp://*:*"
+    """Address at which the head waits for nodes, tcp://HOST:PORT; * stands for every address of the
+    head, and for any free port.
+    """
+    address: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    """Host name or address by which nodes reach the head; None: that of listen, or of the head's
+    route to other machines.
+    """
+    curve: bool = True
+    """Encryption and authentication of connections, with keys made for each run (CURVE). false is
+    for trusted networks only.
     """
 
 
@@ -544,6 +574,7 @@ class Config(Section):
     learner: LearnerSettings = LearnerSettings()
     weights: WeightsSettings = WeightsSettings()
     placement: PlacementSettings = PlacementSettings()
+    cluster: ClusterSettings = ClusterSettings()
     run: RunSettings = RunSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()

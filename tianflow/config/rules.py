@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from tianflow import plugins
 from tianflow.config.evaluations import MAIN
-from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, PPOSettings, ReplaySettings
+from tianflow.config.model import (
+    BUILT_IN_ALGORITHMS,
+    ON_ONE_MACHINE,
+    Config,
+    PPOSettings,
+    ReplaySettings,
+)
 from tianflow.config.portable import unportable_settings
 from tianflow.config.schedules import LIMITS, Schedule, check_schedules, schedule_limit
 from tianflow.core.devices import on_gpu
@@ -196,6 +202,7 @@ def check(config: Config) -> list[Problem]:
         *_check_inference(config),
         *_check_divergence(config),
         *_check_ranks(config),
+        *_check_nodes(config),
         *_check_evaluation_names(config),
     ]
 
@@ -406,6 +413,31 @@ def _check_ranks(config: Config) -> list[Problem]:
         message = f"the launcher {config.placement.launcher} runs every component in one process"
         problems.append(Problem(path, ranks, message, "1, or placement.launcher = processes"))
     return problems + _check_splitting(config)
+
+
+def _check_nodes(config: Config) -> list[Problem]:
+    """What actors on other machines cannot do."""
+    name, problems, cluster = config.placement.launcher, list[Problem](), config.cluster
+    if name in ON_ONE_MACHINE:
+        return []
+    launcher: Any = plugins.load("tianflow.launchers", name, path="placement.launcher")
+    if not launcher.capabilities.nodes:
+        return []
+    if config.central:
+        message = f"with the launcher {name}, actors and inference servers share no memory"
+        problems.append(Problem("actors.inference", "central", message, "local"))
+    if config.run.deterministic:
+        message = f"with the launcher {name}, the order of trajectories depends on the network"
+        accepted = "false, or placement.launcher = inline"
+        problems.append(Problem("run.deterministic", True, message, accepted))
+    if cluster.lease_s >= config.env.step_timeout_s:
+        message = (
+            f"while a connection is lost, steps of environments are not seen, and after "
+            f"env.step_timeout_s = {config.env.step_timeout_s:g} s they count as hanging"
+        )
+        accepted = "less than env.step_timeout_s"
+        problems.append(Problem("cluster.lease_s", cluster.lease_s, message, accepted))
+    return problems
 
 
 def _check_splitting(config: Config) -> list[Problem]:

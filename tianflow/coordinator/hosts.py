@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tianflow.coordinator.supervisor import HostTimeouts, Supervisor
-from tianflow.interfaces import InProcess
+from tianflow.interfaces import InProcess, OnNode
 from tianflow.planning import placement
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ class HostGroup:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Pids of the hosts that are processes of their own, by name."""
+        """Pids of the hosts that are processes of this machine, by name."""
         return {
             name: handle.pid
             for name, handle in self.handles.items()
-            if isinstance(handle, InProcess)
+            if isinstance(handle, InProcess) and not isinstance(handle, OnNode)
         }
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tianflow.core.statistics import ComponentStatistics
     from tianflow.errors import RunError
     from tianflow.exchange.exchange import Exchange
-    from tianflow.interfaces import EvaluatorPort, LearnerPort, ShardPort
+    from tianflow.interfaces import EvaluatorPort, LearnerPort, NodesView, ShardPort
 
 log = logger("coordinator")
 
@@ -54,6 +54,8 @@ class Inbox:
         """The way to the learner; None while no host has one."""
         self.evaluator: EvaluatorPort | None = None
         """The way to the evaluator; None while no host has one."""
+        self.nodes: NodesView | None = None
+        """The nodes of the run; None if it has none."""
 
     def register_learner(self, port: LearnerPort) -> None:
         """The learner is reached by ``port``, until its host is lost."""
@@ -62,6 +64,10 @@ class Inbox:
     def register_evaluator(self, port: EvaluatorPort) -> None:
         """The evaluator is reached by ``port``, until its host is lost."""
         self.evaluator = port
+
+    def register_nodes(self, nodes: NodesView) -> None:
+        """The run has nodes, until it ends."""
+        self.nodes = nodes
 
     def component_started(self, name: str) -> None:
         """A component works. Training begins with the learner, the inference servers and the first

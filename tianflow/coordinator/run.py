@@ -76,7 +76,7 @@ class Run:
         settings_stored: bool = True,
     ) -> None:
         self._settings_stored = settings_stored
-        self.id, self.directory, self._spec, self._layout = run_id, directory, spec, layout
+        self.id, self.directory, self.spec, self._layout = run_id, directory, spec, layout
         self._draws = None if slots.draws is None else slots.draws.layout
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         events, sinks = Broadcast(), dict[str, "SinkStatistics"]()
@@ -164,6 +164,7 @@ class Run:
             target=self.target,
             hosts=self.hosts,
             usage=self._usage,
+            nodes=lambda: {} if self.inbox.nodes is None else self.inbox.nodes.statistics(),
             periodic=self.periodic,
             events=events,
             sinks=sinks,
@@ -210,7 +211,7 @@ class Run:
             checkpoint = self.checkpoints.resumed
         return HostPlan(
             host=host,
-            spec=self._spec,
+            spec=self.spec,
             layout=self._layout,
             start=start,
             samples=samples,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tianflow.coordinator.process_usage import ProcessUsage
     from tianflow.coordinator.registry import ComponentRegistry
     from tianflow.core.payloads import EnvironmentSpec, SavedState
-    from tianflow.core.statistics import SinkStatistics
+    from tianflow.core.statistics import NodeStatistics, SinkStatistics
     from tianflow.exchange.exchange import Exchange
 
 SILENT_S = 3.0 * HEARTBEAT_S
@@ -67,6 +67,7 @@ class RunSnapshot:
         target: TargetTracker,
         hosts: HostGroup,
         usage: ProcessUsage,
+        nodes: Callable[[], Mapping[str, NodeStatistics]],
         periodic: PeriodicTasks,
         events: Broadcast,
         sinks: Mapping[str, SinkStatistics],
@@ -77,7 +78,7 @@ class RunSnapshot:
         self._lifecycle, self._live, self._exchange = lifecycle, live, exchange
         self._registry, self._balancer, self._checkpoints = registry, balancer, checkpoints
         self._evaluation, self._target, self._hosts = evaluation, target, hosts
-        self._usage = usage
+        self._usage, self._nodes = usage, nodes
         self._periodic, self._events, self._sinks = periodic, events, sinks
         self._diagnosis = DiagnosisWindow()
         self.last_update = 0.0
@@ -146,6 +147,7 @@ class RunSnapshot:
             events_dropped=self._events.dropped,
             sinks=dict(self._sinks),
             processes=self._usage.statistics,
+            nodes=self._nodes(),
             events_received=self._events.published,
             generation=self._live.generation,
             settings_changes=self._live.changes,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tianflow.core.payloads import HEARTBEAT_S, Activity
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import RunError
+from tianflow.interfaces import OnNode
 from tianflow.logs import logger
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ thread than its heartbeats.
 """
 MIN_SILENCE_S = 5.0
 """Minimum limit for the silence of a host with environments: a busy machine delays heartbeats."""
+NODE_GONE = ("node_lost", "node_left")
+"""Reasons for the end of a host whose node is gone."""
 RANK_LOST = "rank_lost"
 """Reason for the end of a host whose group has lost another one."""
 SLOW_START_S = 10.0
@@ -107,6 +110,11 @@ class _Incarnation:
             for activity, _ in self.activities.values()
         ]
         return ", ".join(words) or "no environment is at work"
+
+
+def _cause(handle: HostHandle) -> str:
+    """Why a host ended, if its node is the reason; else empty."""
+    return handle.cause if isinstance(handle, OnNode) else ""
 
 
 class Supervisor:
@@ -298,17 +306,19 @@ class Supervisor:
                     self._lost(self._gone(name, group), "stopped")
                 continue
             incarnation = group[first]
-            reason = incarnation.killed_for or "died"
+            reason = _cause(incarnation.handle) or incarnation.killed_for or "died"
             able = able or incarnation.ever_started or incarnation.handle.started
             # A host that has worked in this run and dies while it starts was ended from outside.
             # The budget of restarts counts that.
-            failed_starts = failed_starts + 1 if not able or reason == "start_timeout" else 0
+            if reason not in NODE_GONE:
+                failed = not able or reason == "start_timeout"
+                failed_starts = failed_starts + 1 if failed else 0
             for name in list(ended)[1:]:
                 self.restarts[name, RANK_LOST] += 1
                 self._lost(self._gone(name, group), RANK_LOST)
             self._report_loss(self._gone(first, group), reason, ended[first], failed_starts)
             recent = sum(1 for _, host in self._restarts if host == first)
-            await asyncio.sleep(BACKOFF_S[min(recent - 1, len(BACKOFF_S) - 1)])
+            await asyncio.sleep(BACKOFF_S[max(0, min(recent, len(BACKOFF_S)) - 1)])
 
     async def _start_group(self, names: Sequence[str]) -> dict[str, _Incarnation]:
         """Start hosts, one after the other. If one cannot be started, the others are ended."""
@@ -372,6 +382,8 @@ class Supervisor:
         self.restarts[name, reason] += 1
         log.warning("a host is gone", host=name, reason=reason, ended=ended)
         self._lost(host, reason)
+        if reason in NODE_GONE:
+            return  # machines come and go; that is no fault of the host
         if failed_starts >= START_ATTEMPTS:
             raise RunError(
                 name,

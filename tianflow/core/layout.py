@@ -174,3 +174,15 @@ def _views(
     return {
         field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset) for field in fields
     }
+
+
+def written_rows(layout: TrajectoryLayout, length: int) -> dict[str, int | None]:
+    """Rows of each field that a trajectory of ``length`` steps has written; None: the field has no
+    row for each step, and is whole.
+    """
+    names = {field.name for field in layout.fields}
+    whole = {"stream"} if "stream" in names else {n for n in names if n.startswith("state/")}
+    return {
+        field.name: None if field.name in whole else length + (field.shape[0] > layout.steps)
+        for field in layout.fields
+    }

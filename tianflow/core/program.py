@@ -57,6 +57,8 @@ class LauncherCapabilities:
     """Each host is a process of its own; False: one host runs every component."""
     binds_cores: bool = True
     """A host process obeys `HostSpec.cores`."""
+    nodes: bool = False
+    """Hosts of actors run on other machines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ DROP_REASONS = (
     "silent",
     "start_timeout",
     "shard_lost",
+    "node_lost",
+    "node_left",
     "stopped",
 )
 DISCARD_REASONS = ("expired", "learner_lost", "shard_lost", "unwanted", "stopped")
@@ -927,6 +929,53 @@ class ProcessStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeStatistics:
+    """One node of a run, under its name. Counters restart with the gateway, and when the node
+    joins again.
+    """
+
+    up: bool = field(metadata=metric("1 while the connection to the node stands.", name="node_up"))
+    ready: bool = field(metadata=metric("1 while the node takes hosts.", name="node_ready"))
+    cores: int = field(metadata=metric("Cores that the node offers.", name="node_cores"))
+    hosts: int = field(metadata=metric("Host processes on the node.", name="node_hosts"))
+    silent_s: float = field(
+        metadata=metric("Time since the node was last heard.", name="node_silent_seconds")
+    )
+    round_trip_s: float = field(
+        metadata=metric(
+            "Last round trip to the node, with up to a quarter of a second at the node.",
+            name="node_round_trip_seconds",
+        )
+    )
+    weights_lag: int = field(
+        metadata=metric(
+            "Published versions that the node does not have yet.", name="node_weights_lag"
+        )
+    )
+    unacknowledged: int = field(
+        metadata=metric(
+            "Messages to the node that it has not acknowledged.", name="node_unacknowledged"
+        )
+    )
+    sent_bytes: Mapping[str, int] = field(
+        metadata=metric(
+            "Bytes sent to the node, by kind.",
+            kind="counter",
+            name="node_sent_bytes",
+            labels=("kind",),
+        )
+    )
+    received_bytes: Mapping[str, int] = field(
+        metadata=metric(
+            "Bytes received from the node, by kind.",
+            kind="counter",
+            name="node_received_bytes",
+            labels=("kind",),
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatistics:
     """A run at one moment; metrics, screens and the API read it.
 
@@ -1036,7 +1085,9 @@ class RunStatistics:
     processes: Mapping[str, ProcessStatistics] = field(
         default_factory=dict, metadata=parts("process")
     )
-    """By name: the coordinator, and each host that is a process of its own."""
+    """By name: the coordinator, and each host that is a process of this machine."""
+    nodes: Mapping[str, NodeStatistics] = field(default_factory=dict, metadata=parts("node"))
+    """By name; empty without nodes."""
     trained_s: float = 0.0
     """Seconds that count towards ``run.max_seconds``."""
     evaluating: bool = False

@@ -66,7 +66,14 @@ if TYPE_CHECKING:
     from tianflow.config.model import Config
     from tianflow.core.payloads import Activity, TrajectoryLayout
     from tianflow.core.program import HostPlan, HostSpec
-    from tianflow.interfaces import HostProcess, MessageLink, RunView, StartProcess, Transport
+    from tianflow.interfaces import (
+        Connects,
+        HostProcess,
+        MessageLink,
+        RunView,
+        StartProcess,
+        Transport,
+    )
 
 T = TypeVar("T")
 
@@ -136,8 +143,7 @@ class RemoteHost:
         self._process: HostProcess
         self._link: MessageLink
         self._last_message = time.monotonic()
-        self.activities: Sequence[Activity] = ()
-        """As of the last heartbeat."""
+        self._activities: Sequence[Activity] = ()
         self._gaps = GapCounter()
         self._requests = itertools.count()
         self._answers: dict[int, asyncio.Future[object]] = {}
@@ -146,7 +152,7 @@ class RemoteHost:
         self._gone = False
         self._handlers: Handlers
 
-    async def start(self, transport: Transport, start_process: StartProcess) -> None:
+    async def start(self, transport: Connects, start_process: StartProcess) -> None:
         """Start the process. Raises RunError if it cannot be started."""
         try:
             connection = transport.connect()
@@ -211,6 +217,11 @@ class RemoteHost:
     def silent_for(self) -> float:
         """Seconds since its last message."""
         return time.monotonic() - self._last_message
+
+    @property
+    def activities(self) -> Sequence[Activity]:
+        """As of the last heartbeat."""
+        return self._activities
 
     @property
     def pid(self) -> int:
@@ -312,7 +323,7 @@ class RemoteHost:
         self._run.inbox.fail(RunError("coordinator", summary, details))
 
     def _beat(self, message: Heartbeat) -> None:
-        self.activities = message.activities
+        self._activities = message.activities
 
     def _event(self, message: EventPublished) -> None:
         self._run.inbox.events_lost(self._gaps.lost(message.sequence))

@@ -36,7 +36,8 @@ def build(config: Config, capabilities: LauncherCapabilities) -> Program:
     components = (LEARNER, *ranks, *shards, *servers, *actors, EVALUATOR)
     if capabilities.processes:
         cores = _cores(config) if capabilities.binds_cores else []
-        return Program(components, _hosts(config, actors, shards, servers, cores))
+        hosts = _hosts_of_actors(config, actors, servers, cores, elsewhere=capabilities.nodes)
+        return Program(components, (*_hosts(config, shards, servers, cores), *hosts))
     host = HostSpec(
         config.placement.launcher,
         components,
@@ -77,39 +78,20 @@ def _cores(config: Config) -> list[int]:
 
 def _hosts(
     config: Config,
-    actors: tuple[ComponentSpec, ...],
     shards: tuple[ComponentSpec, ...],
     servers: tuple[ComponentSpec, ...],
     cores: list[int],
 ) -> tuple[HostSpec, ...]:
     """One host for each rank of the learner, one for the evaluator, one for each replay shard and
-    inference server, and hosts that share the actors.
+    inference server.
 
     A learner on a GPU has no core of its own, because it would leave that core idle. With more
     ``cores`` than another learner has threads, each rank has its cores alone: two processes
-    that stay on their cores do more work than two that the system moves. An actor stays on its
-    host when the number of actors changes. An inference server is not bound to a core, because it
-    works in short turns.
+    that stay on their cores do more work than two that the system moves. An inference server is not
+    bound to a core, because it works in short turns.
     """
     threads = config.learner.threads
-    used = threads * config.learner.ranks
-    on_gpu = devices.on_gpu(config.learner.device, config.learner.ranks)
-    alone = len(cores) > used and not on_gpu
-    for_actors = tuple(cores[used:]) if alone else tuple(cores) if on_gpu else ()
-    wanted = hosts_wanted(config)
-    shared = [
-        tuple(actor for actor in actors if actor.index % wanted == place) for place in range(wanted)
-    ]
-    hosts = [
-        HostSpec(
-            f"actors-{place}",
-            group,
-            _share(for_actors, place, wanted),
-            bell=len(servers) + place if servers else None,
-        )
-        for place, group in enumerate(shared)
-        if group
-    ]
+    alone, others = _cores_of_others(config, cores)
     return (
         *(
             HostSpec(
@@ -121,10 +103,47 @@ def _hosts(
             )
             for rank in (LEARNER, *ranks_of(config))
         ),
-        HostSpec("evaluator", (EVALUATOR,), for_actors),
-        *(HostSpec(shard.name, (shard,), for_actors) for shard in shards),
+        HostSpec("evaluator", (EVALUATOR,), others),
+        *(HostSpec(shard.name, (shard,), others) for shard in shards),
         *(HostSpec(server.name, (server,), bell=server.index) for server in servers),
-        *hosts,
+    )
+
+
+def _cores_of_others(config: Config, cores: list[int]) -> tuple[bool, tuple[int, ...]]:
+    """Whether the learner has cores alone, and the cores of the other hosts."""
+    used = config.learner.threads * config.learner.ranks
+    on_gpu = devices.on_gpu(config.learner.device, config.learner.ranks)
+    alone = len(cores) > used and not on_gpu
+    return alone, tuple(cores[used:]) if alone else tuple(cores) if on_gpu else ()
+
+
+def _hosts_of_actors(
+    config: Config,
+    actors: tuple[ComponentSpec, ...],
+    servers: tuple[ComponentSpec, ...],
+    cores: list[int],
+    *,
+    elsewhere: bool,
+) -> tuple[HostSpec, ...]:
+    """Hosts that share the actors. An actor stays on its host when the number of actors changes.
+
+    Actors ``elsewhere`` have a host each, unless ``actors.hosts`` says otherwise, and the cores of
+    their node.
+    """
+    others = () if elsewhere else _cores_of_others(config, cores)[1]
+    wanted = config.actors.hosts or max(1, len(actors)) if elsewhere else hosts_wanted(config)
+    shared = [
+        tuple(actor for actor in actors if actor.index % wanted == place) for place in range(wanted)
+    ]
+    return tuple(
+        HostSpec(
+            f"actors-{place}",
+            group,
+            _share(others, place, wanted),
+            bell=len(servers) + place if servers else None,
+        )
+        for place, group in enumerate(shared)
+        if group
     )
 
 

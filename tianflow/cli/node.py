@@ -1,0 +1,84 @@
+"""``tianflow node``: this machine as a node of a run elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tianflow.cli.common import exit_codes
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def node(
+    join_file: Annotated[
+        Path, typer.Argument(metavar="JOIN_FILE", help="join.toml in the directory of the run.")
+    ],
+    *,
+    cores: Annotated[
+        str | None,
+        typer.Option("--cores", metavar="0-15", help="CPU numbers for its hosts; default: all."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="N", help="Its name; default: of the machine.")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End with the run, instead of waiting for the next one.")
+    ] = False,
+) -> None:
+    """Run actors of a training run on this machine.
+
+    The run has placement.launcher = "nodes". SIGTERM or Ctrl-C lets the actors hand over what they
+    have.
+    """
+    with exit_codes():
+        from tianflow import logs
+        from tianflow.errors import ConfigError, Problem
+        from tianflow.hosts import event_loop
+        from tianflow.launchers.node import NodeProcess, default_name
+
+        logs.configure()
+        chosen = default_name() if name is None else name
+        if not NAME.fullmatch(chosen):
+            accepted = "letters, digits, '.', '_' and '-', at most 64"
+            raise ConfigError([Problem("--name", chosen, "is not a name of a node", accepted)])
+        if cores is not None:
+            os.sched_setaffinity(0, parse_cores(cores))
+
+        async def run() -> None:
+            process = NodeProcess(
+                join_file=join_file,
+                name=chosen,
+                cores=len(os.sched_getaffinity(0)),
+                once=once,
+            )
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, process.leave)
+            await process.run()
+
+        event_loop.run(run())
+
+
+def parse_cores(text: str) -> set[int]:
+    """The CPU numbers of ``text``, such as ``0-3,8``. ConfigError if this process may not use
+    them.
+    """
+    from tianflow.errors import ConfigError, Problem
+
+    usable, found = os.sched_getaffinity(0), set[int]()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            found = set()
+            break
+        found |= set(range(int(first), int(last or first) + 1))
+    if not found or not found <= usable:
+        accepted = f"numbers from {min(usable)} to {max(usable)}, such as 0-3 or 0,2"
+        raise ConfigError([Problem("--cores", text, "are not cores of this machine", accepted)])
+    return found

@@ -1,0 +1,312 @@
+"""The gateway of a run on several machines: the only process of the head that faces the network.
+
+It admits nodes at the coordinator's word and relays messages. The data of a trajectory arrive with
+the message that commits it, and lie in their slot before the coordinator gets that message. Weights
+leave from shared memory, once for each node, the newest only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from tianflow.channels.frames import MalformedMessageError, Message, encode
+from tianflow.channels.keys import Keys
+from tianflow.channels.link import Link
+from tianflow.channels.messages import (
+    MESSAGES,
+    AdmitNode,
+    ForgetNode,
+    GatewayFailed,
+    GatewayListens,
+    Handlers,
+    NodeArrived,
+    NodeDisconnected,
+    NodeSent,
+    NodeTraffic,
+    RefuseNode,
+    SendToNode,
+    SendWeights,
+    StartGateway,
+)
+from tianflow.channels.shm import SharedMemory, SharedWeights, mapped_arena, stored_nbytes
+from tianflow.channels.stream import accepts
+from tianflow.channels.tcp import Peer, TcpListener
+from tianflow.core.layout import written_rows
+from tianflow.core.payloads import NO_VERSION, Version
+from tianflow.errors import BrokenChannelError, ConfigError
+from tianflow.hosts import event_loop as loops
+
+BEAT_S = 1.0
+"""Seconds between two signs of life on the link of a node, and two reports of its traffic."""
+MOST_GUESTS = 64
+"""Connections that wait for the coordinator's word; further ones are closed."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A node, as its gateway knows it. ``sending``: weights are on their way to it."""
+
+    peer: Peer
+    received: int
+    connected: bool = True
+    weights: Version = NO_VERSION
+    sending: bool = False
+    round_trip_s: float = 0.0
+    sent: Counter[str] = field(default_factory=Counter)
+    arrived: Counter[str] = field(default_factory=Counter)
+
+
+class Gateway:
+    """Relays between the coordinator's link and the nodes.
+
+    Consumes: messages of both sides. Produces: messages for both sides, trajectories in slots.
+    Waits: never. Unblocked by: the end of the link ends it.
+
+    Args:
+        start: what the coordinator started it with.
+        end: of the link to the coordinator.
+        slots: descriptor of the slots of the run.
+        weights: descriptor of its weights.
+    """
+
+    def __init__(self, start: StartGateway, end: socket.socket, slots: int, weights: int) -> None:
+        self._arena, self._memory = mapped_arena(start.layout, slots), weights
+        self._rows = {
+            length: written_rows(start.layout, length)
+            for length in range(1, start.layout.steps + 1)
+        }
+        self._weights: SharedWeights | None = None
+        self._published = NO_VERSION
+        self._guests: dict[bytes, Peer] = {}
+        self._members: dict[str, _Member] = {}
+        self._names: dict[bytes, str] = {}
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._link = Link(end=end, handle=self._obey, closed=self.stop)
+        self._handlers = Handlers(
+            {
+                AdmitNode: self._admit,
+                RefuseNode: self._refuse,
+                SendToNode: self._relay_down,
+                SendWeights: self._publish,
+                ForgetNode: self._forget,
+            }
+        )
+        try:
+            keys = Keys.of(start.keys) if start.keys else None
+            self._listener: TcpListener | None = TcpListener(start.address, keys=keys)
+        except ConfigError as error:
+            self._listener = None
+            self._link.send(GatewayFailed(str(error)))
+            return
+        self._link.send(GatewayListens(self._listener.address))
+        self._listener.serve(self._receive)
+
+    def stop(self) -> None:
+        """End the gateway."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    async def run(self) -> None:
+        """Until the coordinator is gone."""
+        beats = asyncio.create_task(self._beat())
+        try:
+            await self.closed
+        finally:
+            beats.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beats
+            if self._listener is not None:
+                self._listener.close()
+            self._link.close()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._find_lost()
+            for name, member in self._members.items():
+                if member.connected:
+                    self._send(member, "beat", 0, [time.monotonic()])
+                self._link.send(
+                    NodeTraffic(
+                        name,
+                        dict(member.sent),
+                        dict(member.arrived),
+                        member.weights,
+                        member.round_trip_s,
+                    )
+                )
+
+    # To nodes
+    # ----------------------------------------------------------------------------------------------
+
+    def _obey(self, message: Any) -> None:
+        self._handlers[type(message)](message)
+
+    def _admit(self, message: AdmitNode) -> None:
+        peer = self._guests.pop(message.connection, None)
+        if peer is None:
+            return
+        before = self._members.get(message.name)
+        member = _Member(peer, message.received)
+        if before is not None:
+            self._names.pop(before.peer.id, None)
+            if not message.fresh:
+                member.weights, member.sent = before.weights, before.sent
+                member.arrived = before.arrived
+        self._members[message.name], self._names[peer.id] = member, message.name
+        welcome = [message.name, message.received, message.fresh, message.lease_s]
+        self._send(member, "welcome", 0, welcome)
+        self._send_weights(member)
+
+    def _refuse(self, message: RefuseNode) -> None:
+        peer = self._guests.pop(message.connection, None)
+        if peer is not None and self._listener is not None:
+            self._listener.send(peer, encode("refused", 0, [message.reason, message.again]))
+
+    def _relay_down(self, message: SendToNode) -> None:
+        name, number, received, body = message
+        member = self._members.get(name)
+        if member is not None and member.connected:
+            data = np.frombuffer(body, np.uint8)
+            self._send(member, "down", number, [received, data])
+
+    def _publish(self, message: SendWeights) -> None:
+        self._published = max(self._published, message.version)
+        for member in self._members.values():
+            self._send_weights(member)
+
+    def _send_weights(self, member: _Member) -> None:
+        """Send the newest weights, unless the node has them or older ones are on their way."""
+        if member.sending or not member.connected or member.weights >= self._published:
+            return
+        if self._weights is None:
+            memory = SharedMemory.attach(self._memory)
+            self._weights = SharedWeights(memory=memory, nbytes=stored_nbytes(memory.nbytes))
+        flat = np.empty(self._weights.flat_nbytes, np.uint8)
+        self._weights.announce(self._published)
+        version = self._weights.read_into(flat)
+        member.sending = True
+        self._send(member, "weights", 0, [*version, flat])
+
+    def _forget(self, message: ForgetNode) -> None:
+        member = self._members.pop(message.name, None)
+        if member is not None:
+            self._names.pop(member.peer.id, None)
+            self._send(member, "ended" if message.ended else "lost", 0, None)
+
+    def _send(self, member: _Member, kind: str, number: int, body: object) -> None:
+        if self._listener is None:
+            return
+        frames = encode(kind, number, body)
+        if self._listener.send(member.peer, frames):
+            counted = "weights" if kind == "weights" else "messages"
+            member.sent[counted] += sum(map(len, frames))
+        elif member.connected:
+            self._find_lost()
+
+    def _find_lost(self) -> None:
+        """Report the nodes whose connections are over."""
+        if self._listener is None:
+            return
+        for name, member in self._members.items():
+            if member.connected and not self._listener.reachable(member.peer):
+                member.connected = member.sending = False
+                self._link.send(NodeDisconnected(name))
+        gone = [i for i, peer in self._guests.items() if not self._listener.reachable(peer)]
+        for connection in gone:
+            del self._guests[connection]
+
+    # From nodes
+    # ----------------------------------------------------------------------------------------------
+
+    def _receive(self, peer: Peer, message: Message) -> None:
+        assert self._listener is not None
+        name = self._names.get(peer.id)
+        try:
+            if name is None:
+                self._greet(peer, message)
+            else:
+                self._handle(name, self._members[name], message)
+        except (MalformedMessageError, KeyError, TypeError, ValueError) as error:
+            self._listener.close_peer(peer, "not allowed", f"{type(error).__name__}: {error}")
+
+    def _greet(self, peer: Peer, message: Message) -> None:
+        if message.kind != "hello" or not isinstance(message.body, dict):
+            raise MalformedMessageError(f"a stranger begins with {message.kind!r:.40}")
+        if len(self._guests) >= MOST_GUESTS:
+            raise MalformedMessageError("too many connections wait to be admitted")
+        self._guests[peer.id] = peer
+        self._link.send(NodeArrived(peer.id, message.body))
+
+    def _handle(self, name: str, member: _Member, message: Message) -> None:
+        match message.kind, message.body:
+            case "up", [int(received), np.ndarray() as body, list(attachments)]:
+                if not accepts(member.received, message.number):
+                    return
+                for slot, length, arrays in attachments:
+                    member.arrived["trajectories"] += self._store(slot, length, arrays)
+                member.received = message.number
+                member.arrived["messages"] += body.nbytes
+                self._link.send(NodeSent(name, message.number, received, body.tobytes()))
+            case "beat", [int(received), list(progress), float(echo)]:
+                for slot, ticket, steps in progress:
+                    if 0 <= slot < self._arena.slots:
+                        self._arena.report(slot, ticket, steps)
+                if echo:
+                    member.round_trip_s = max(0.0, time.monotonic() - echo)
+                self._link.send(NodeSent(name, 0, received, b""))
+            case "stored", [int(lineage), int(number)]:
+                member.weights, member.sending = Version(lineage, number), False
+                self._send_weights(member)
+            case "bye" | "noop", _:
+                pass
+            case kind, _:
+                raise MalformedMessageError(f"a node sent {kind!r:.40}")
+
+    def _store(self, slot: int, length: int, arrays: dict[str, NDArray[Any]]) -> int:
+        """Write a trajectory into its slot. The bytes that were written."""
+        if type(slot) is not int or not 0 <= slot < self._arena.slots or length not in self._rows:
+            raise MalformedMessageError(f"there is no slot {slot!r:.20} of length {length!r:.20}")
+        views, rows = self._arena.views(slot), self._rows[length]
+        if arrays.keys() != rows.keys():
+            raise MalformedMessageError("a trajectory has other fields than the run")
+        written = 0
+        for name, array in arrays.items():
+            place = views[name][: rows[name]]
+            if place.shape != np.shape(array) or place.dtype != array.dtype:
+                raise MalformedMessageError(f"{name} has another shape or dtype than in the run")
+            place[...] = array
+            written += place.nbytes
+        return written
+
+
+def main(payload: bytes, descriptors: Sequence[int]) -> int:
+    """Run the gateway. The exit status.
+
+    Args:
+        payload: a packed `StartGateway`.
+        descriptors: the end of the link, the slots, the weights.
+    """
+    start = MESSAGES.decode(msgpack.unpackb(payload, strict_map_key=False))
+    if not isinstance(start, StartGateway):
+        raise BrokenChannelError(f"a gateway starts with StartGateway, not {type(start).__name__}")
+    number, slots, weights = descriptors
+    end = socket.socket(fileno=number)
+    end.setblocking(False)
+
+    async def run() -> None:
+        await Gateway(start, end, slots, weights).run()
+
+    loops.run(run())
+    return 0

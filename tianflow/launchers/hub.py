@@ -1,0 +1,673 @@
+"""The coordinator's side of the nodes of a run: which there are, what they run, and the stream of
+messages to each.
+
+The gateway only relays. Numbers and repetitions of messages are kept here, so a gateway that dies
+loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import platform
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tianflow import __version__
+from tianflow.channels.frames import MalformedMessageError
+from tianflow.channels.messages import (
+    MESSAGES,
+    AdmitNode,
+    ForgetNode,
+    Granted,
+    Handlers,
+    NodeArrived,
+    NodeDisconnected,
+    NodeSent,
+    NodeTraffic,
+    PutSettings,
+    RefuseNode,
+    SendToNode,
+    SendWeights,
+)
+from tianflow.channels.node_messages import (
+    PROTOCOL,
+    CloseNode,
+    ForkHost,
+    FromHost,
+    HostForked,
+    HostGone,
+    HostRefused,
+    KillHost,
+    NodeLeaves,
+    NodeReady,
+    NodeUnable,
+    OpenNode,
+    RequestCut,
+    SetSlots,
+    ToHost,
+    pack,
+    unpack,
+)
+from tianflow.channels.stream import ReliableStream
+from tianflow.core.payloads import NO_VERSION, Version
+from tianflow.core.statistics import NodeStatistics
+from tianflow.errors import BrokenChannelError, RunError
+from tianflow.interfaces import Connection
+from tianflow.logs import logger
+
+if TYPE_CHECKING:
+    from tianflow.channels.shm import SharedTransport
+    from tianflow.core.payloads import Grant
+    from tianflow.interfaces import MessageLink, RunView
+
+NODE_LOST, NODE_LEFT = "node_lost", "node_left"
+"""Why a host on a node ended, if not by itself."""
+CHECK_S = 0.5
+"""Seconds between two looks at the leases."""
+WAIT_REPORT_S = 10.0
+"""Seconds between two reports that nodes are missing."""
+ACKNOWLEDGE_S = 0.05
+"""Seconds after which a message is acknowledged if nothing is sent meanwhile."""
+log = logger("nodes")
+
+
+class NodeHostProcess:
+    """`tianflow.interfaces.HostProcess` on a node, as far as the coordinator sees it.
+
+    Args:
+        node: that runs it.
+        number: of the host among those of the run.
+    """
+
+    def __init__(self, node: Node, number: int) -> None:
+        self._node, self._number = node, number
+        self.pid = 0
+        loop = asyncio.get_running_loop()
+        self.forked: asyncio.Future[int] = loop.create_future()
+        self.ended: asyncio.Future[int] = loop.create_future()
+        self.receive: Callable[[Any], None] | None = None
+        """Takes the messages of the host, as plain values."""
+        self.leave: Callable[[], None] | None = None
+        """Asks the host to hand over what it has, and to end."""
+        self.cause = ""
+        """Why it ended, if the node is the reason."""
+
+    @property
+    def node(self) -> str:
+        """Name of its node."""
+        return self._node.name
+
+    @property
+    def reachable(self) -> bool:
+        """True while the connection to its node stands."""
+        return self._node.connected
+
+    async def wait(self) -> int:
+        """See `tianflow.interfaces.HostProcess.wait`."""
+        return await asyncio.shield(self.ended)
+
+    def kill(self) -> None:
+        """See `tianflow.interfaces.HostProcess.kill`."""
+        if not self.ended.done():
+            self._node.post(KillHost(self._number))
+
+    def end(self, status: int) -> None:
+        """The process is gone."""
+        if not self.forked.done():
+            self.forked.set_exception(RunError("launcher", "the node is gone"))
+            self.forked.exception()  # nobody may wait for it
+        if not self.ended.done():
+            self.ended.set_result(status)
+
+
+class NodeLink:
+    """`tianflow.interfaces.MessageLink` to a host on a node.
+
+    Args:
+        node: that runs the host.
+        process: the host.
+        number: of the host.
+        handle: receives every message.
+        failed: receives what ``handle`` raises.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        process: NodeHostProcess,
+        number: int,
+        handle: Callable[[object], None],
+        closed: Callable[[], None],  # noqa: ARG002 - the node reports the end of a host
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._node, self._process, self._number = node, process, number
+        self._handle, self._failed = handle, failed
+        process.receive = self._receive
+
+    def send(self, message: object) -> None:
+        """To the host, in order."""
+        if isinstance(message, Granted):
+            self._node.granting(message.grant)
+        self._node.post(ToHost(self._number, MESSAGES.encode(message)))
+
+    def send_threadsafe(self, message: object) -> None:
+        """Not used: the coordinator has one thread."""
+        raise NotImplementedError
+
+    def send_event(self, event: object) -> None:
+        """Not used: a host publishes events, not its coordinator."""
+        raise NotImplementedError
+
+    def push(self) -> None:
+        """Send what was sent in this turn of the loop now."""
+        self._node.push()
+
+    async def flush(self) -> None:
+        """Returns at once: the node's stream carries what was sent."""
+
+    def drain(self) -> None:
+        """Do nothing: a host's messages arrive before the report of its end."""
+
+    def close(self) -> None:
+        """Receive nothing more."""
+        self._process.receive = None
+
+    def _receive(self, values: Any) -> None:
+        try:
+            self._handle(MESSAGES.decode(values))
+        except Exception as error:  # noqa: BLE001 - a boundary: the error names the host
+            self._failed(error)
+
+
+class Node:
+    """One node, from its join to its end.
+
+    Args:
+        hub: that it belongs to.
+        name: unique among the nodes of the run.
+        incarnation: of its process.
+        cores: that its hosts may use.
+    """
+
+    def __init__(self, hub: NodeHub, name: str, incarnation: str, cores: int) -> None:
+        self._hub, self.name, self.incarnation, self.cores = hub, name, incarnation, cores
+        self._stream: ReliableStream[bytes] = ReliableStream()
+        self._turn: list[object] = []
+        self._turn_ends = self._acknowledging = False
+        self.connected = self.ready = self.leaving = False
+        self.heard = time.monotonic()
+        self.hosts: dict[int, NodeHostProcess] = {}
+        self.granted: dict[int, int] = {}
+        """Ticket by slot, of the last grant of each slot to a host here."""
+        self.traffic: NodeTraffic | None = None
+        self._handlers = Handlers(
+            {
+                NodeReady: lambda _: self._works(),
+                NodeUnable: lambda message: hub.refuse(self, message.reason),
+                NodeLeaves: lambda _: hub.leave(self),
+                HostForked: self._forked,
+                HostRefused: self._refused,
+                HostGone: self._gone,
+                FromHost: self._from_host,
+            }
+        )
+
+    @property
+    def load(self) -> float:
+        """Hosts a core, with one more."""
+        return (len(self.hosts) + 1) / self.cores
+
+    @property
+    def accepted(self) -> int:
+        """Number of its last message that was accepted."""
+        return self._stream.received
+
+    def works(self) -> bool:
+        """True if it takes further hosts."""
+        return self.ready and self.connected and not self.leaving
+
+    # Stream
+    # ----------------------------------------------------------------------------------------------
+
+    def post(self, message: object) -> None:
+        """Send a message, with the others of this turn of the loop."""
+        self._turn.append(message)
+        if not self._turn_ends:
+            self._turn_ends = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def granting(self, grant: Grant) -> None:
+        """A host here is about to get ``grant``, and needs the weights that it names."""
+        self.granted[grant.slot] = grant.ticket
+        self._hub.publish()
+
+    def _end_turn(self) -> None:
+        self._turn_ends = False
+        self.push()
+
+    def push(self) -> None:
+        """Send what was posted in this turn now."""
+        if self._turn:
+            self._stream.post(pack(self._turn))
+            self._turn.clear()
+            self._pump()
+
+    def _pump(self) -> None:
+        for number, body in self._stream.due():
+            self._hub.to_gateway(SendToNode(self.name, number, self._stream.received, body))
+
+    def attach(self, received: int) -> None:
+        """A connection to the node stands; it has accepted messages up to ``received``."""
+        self._stream.connected(received)
+        self.connected, self.heard = True, time.monotonic()
+        self._pump()
+
+    def detach(self) -> None:
+        """The connection is lost."""
+        self.connected = False
+        self._stream.disconnected()
+
+    def receive(self, message: NodeSent) -> None:
+        """A message of the node, or a sign of life. MalformedMessageError if one is missing."""
+        self.heard = time.monotonic()
+        self._stream.acknowledge(message.received)
+        if message.number and self._stream.accept(message.number):
+            if not self._acknowledging:
+                self._acknowledging = True
+                asyncio.get_running_loop().call_later(ACKNOWLEDGE_S, self._acknowledge)
+            for inner in unpack(message.body):
+                self._handlers[type(inner)](inner)
+        self._pump()
+
+    def _acknowledge(self) -> None:
+        self._acknowledging = False
+        if self.connected:
+            self._hub.to_gateway(SendToNode(self.name, 0, self._stream.received, b""))
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages to the node that it has not acknowledged."""
+        return len(self._stream)
+
+    # Hosts
+    # ----------------------------------------------------------------------------------------------
+
+    def _works(self) -> None:
+        self.ready = True
+        log.info("a node works", node=self.name, cores=self.cores)
+        self._hub.changed()
+
+    def _forked(self, message: HostForked) -> None:
+        process = self.hosts.get(message.number)
+        if process is not None and not process.forked.done():
+            process.forked.set_result(message.pid)
+
+    def _refused(self, message: HostRefused) -> None:
+        process = self.hosts.pop(message.number, None)
+        if process is not None and not process.forked.done():
+            error = RunError("launcher", f"node {self.name!r}: {message.reason}")
+            process.forked.set_exception(error)
+            process.end(-9)
+
+    def _gone(self, message: HostGone) -> None:
+        process = self.hosts.pop(message.number, None)
+        if process is not None:
+            process.end(message.status)
+        if self.leaving and not self.hosts:
+            self.post(CloseNode())
+
+    def _from_host(self, message: FromHost) -> None:
+        process = self.hosts.get(message.number)
+        if process is not None and process.receive is not None:
+            process.receive(message.message)
+
+
+class NodeSeat:
+    """A place for one host on a node: the part of `tianflow.interfaces.Transport` by which
+    `tianflow.launchers.remote.HostHandleOverLink` starts a host.
+    """
+
+    address = "shm://"
+
+    def __init__(self, hub: NodeHub, node: Node, number: int) -> None:
+        self._hub, self._node, self._number = hub, node, number
+        self.process = node.hosts[number] = NodeHostProcess(node, number)
+
+    @property
+    def node(self) -> str:
+        """Name of the node."""
+        return self._node.name
+
+    def connect(self) -> Connection:
+        """A connection through the node."""
+        open_link = partial(NodeLink, node=self._node, process=self.process, number=self._number)
+        return Connection(open_link, (), lambda: None)
+
+    async def start(self, name: str, payload: bytes, _: Sequence[int]) -> NodeHostProcess:
+        """`tianflow.interfaces.StartProcess` on the node."""
+        self._node.post(ForkHost(self._number, name, payload, self._hub.publish()))
+        try:
+            await asyncio.shield(self.process.forked)
+        except asyncio.CancelledError:
+            self.process.kill()
+            raise
+        return self.process
+
+    def release(self) -> None:
+        """The host was not started."""
+        if not self.process.forked.done():
+            self._node.hosts.pop(self._number, None)
+
+
+class NodeHub:
+    """The nodes of a run.
+
+    Consumes: messages of the gateway. Produces: places for hosts, ends of hosts.
+    Waits: `place` for a node that works. Unblocked by: a node that joins.
+
+    Args:
+        run: the run.
+        slots: memory of the run on this machine.
+        expect: nodes that have to work before the first host is placed.
+        lease_s: seconds without a word after which a node is lost.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: RunView,
+        slots: SharedTransport,
+        expect: int,
+        lease_s: float,
+    ) -> None:
+        self._run, self._slots = run, slots
+        self._expect, self._lease_s = expect, lease_s
+        self._nodes: dict[str, Node] = {}
+        self._gateway: MessageLink | None = None
+        self._numbers = itertools.count(1)
+        self._joined = asyncio.Event()
+        self._complete = False
+        """True once as many nodes as expected have worked at the same time."""
+        self._published = NO_VERSION
+        self.refused = 0
+        """Processes that were not admitted."""
+        self._handlers = Handlers(
+            {
+                NodeArrived: self._arrived,
+                NodeSent: self._sent,
+                NodeDisconnected: self._disconnected,
+                NodeTraffic: self._traffic,
+            }
+        )
+        slots.arena.on_cut, slots.grown = self._cut, self._slots_added
+        run.exchange.on_settled(self._settled)
+
+    # Gateway
+    # ----------------------------------------------------------------------------------------------
+
+    def open(self, gateway: MessageLink) -> None:
+        """A gateway works, the first one or a later one."""
+        self._gateway, self._published = gateway, NO_VERSION
+        self.publish()
+
+    def shut(self) -> None:
+        """The gateway is gone. Nodes connect to the next one."""
+        self._gateway = None
+        for node in self._nodes.values():
+            node.detach()
+
+    def to_gateway(self, message: object) -> None:
+        """Send to the gateway; without one, a node is sent what it needs when it is back."""
+        if self._gateway is not None:
+            self._gateway.send(message)
+
+    def handle(self, message: object) -> None:
+        """A message of the gateway."""
+        self._handlers[type(message)](message)
+
+    def publish(self) -> Version:
+        """Have the newest published weights sent to all nodes. Their version."""
+        published = self._run.exchange.ledger.published
+        if published > self._published:
+            self._published = published
+            self.to_gateway(SendWeights(published))
+        return published
+
+    def _settled(self) -> None:
+        self.publish()
+
+    def _sent(self, message: NodeSent) -> None:
+        node = self._nodes.get(message.name)
+        if node is None:
+            return
+        try:
+            node.receive(message)
+        except (MalformedMessageError, BrokenChannelError) as error:
+            self._lose(node, NODE_LOST, f"a message of it was refused: {error}")
+
+    def _disconnected(self, message: NodeDisconnected) -> None:
+        node = self._nodes.get(message.name)
+        if node is not None:
+            node.detach()
+            log.warning("the connection to a node is lost", node=node.name, lease_s=self._lease_s)
+
+    def _traffic(self, message: NodeTraffic) -> None:
+        node = self._nodes.get(message.name)
+        if node is not None:
+            node.traffic = message
+
+    def _cut(self, slot: int, ticket: int) -> None:
+        for node in self._nodes.values():
+            if node.granted.get(slot) == ticket:
+                node.post(RequestCut(slot, ticket))
+
+    def _slots_added(self) -> None:
+        """The run has more slots."""
+        for node in self._nodes.values():
+            node.post(SetSlots(self._slots.arena.slots))
+
+    # Joining
+    # ----------------------------------------------------------------------------------------------
+
+    def _arrived(self, message: NodeArrived) -> None:
+        hello = message.hello
+        try:
+            problem = self._mismatch(hello)
+            name, incarnation, cores, received, before = (
+                _checked(hello["name"], str),
+                _checked(hello["incarnation"], str),
+                _checked(hello["cores"], int),
+                _checked(hello["received"], int),
+                _checked(hello["before"], str),
+            )
+        except (KeyError, TypeError) as error:
+            self._refuse(message, f"its first message is not complete: {error}")
+            return
+        known = self._nodes.get(name)
+        if problem:
+            self._refuse(message, problem)
+        elif known is not None and known.incarnation == incarnation:
+            self._admit(message, known, received, fresh=False)
+        elif received:
+            self._refuse(message, "it was lost", again=True)
+        elif known is not None and known.connected and before != known.incarnation:
+            taken = f"the name {name!r} is taken by a node that is connected"
+            self._refuse(message, taken, again=False)
+        elif cores < 1:
+            self._refuse(message, f"it offers {cores} cores; at least 1 is needed")
+        else:
+            if known is not None:
+                self._lose(known, NODE_LOST, "its process was started again")
+            node = self._nodes[name] = Node(self, name, incarnation, cores)
+            log.info("a node joins", node=name, cores=cores)
+            settings = self._run.settings
+            node.post(
+                OpenNode(
+                    self._run.id,
+                    PutSettings.of(settings.value, settings.key),
+                    self._run.spec,
+                    self._slots.arena.layout,
+                    self._slots.arena.capacity,
+                    self._slots.arena.slots,
+                )
+            )
+            self._admit(message, node, 0, fresh=True)
+
+    def _mismatch(self, hello: Mapping[str, Any]) -> str:
+        """Why a process cannot be a node of this run; "" if it can."""
+        expected = {
+            "run": self._run.id,
+            "tianflow": __version__,
+            "protocol": PROTOCOL,
+            "python": python_version(),
+        }
+        for key, value in expected.items():
+            if hello.get(key) != value:
+                return (
+                    f"its {key} is {hello.get(key)!r:.60}, and the {key} of the head is {value!r}"
+                )
+        return ""
+
+    def _admit(self, message: NodeArrived, node: Node, received: int, *, fresh: bool) -> None:
+        self.to_gateway(
+            AdmitNode(message.connection, node.name, node.accepted, fresh, self._lease_s)
+        )
+        try:
+            node.attach(received)
+        except MalformedMessageError as error:
+            self._lose(node, NODE_LOST, str(error))
+
+    def _refuse(self, message: NodeArrived, reason: str, *, again: bool = False) -> None:
+        self.refused += 1
+        name = message.hello.get("name")
+        log.warning("a node is refused", node=f"{name!s:.60}", why=reason)
+        self.to_gateway(RefuseNode(message.connection, reason, again))
+
+    def refuse(self, node: Node, reason: str) -> None:
+        """``node`` cannot run the hosts of this run."""
+        self.refused += 1
+        log.error("a node cannot make the environment", node=node.name, why=reason)
+        self._remove(node, NODE_LOST)
+
+    # Leaving
+    # ----------------------------------------------------------------------------------------------
+
+    def leave(self, node: Node) -> None:
+        """``node`` was asked to end: its hosts hand over what they have."""
+        node.leaving = True
+        log.info("a node leaves", node=node.name, hosts=len(node.hosts))
+        for process in list(node.hosts.values()):
+            process.cause = NODE_LEFT
+            if process.leave is not None:
+                process.leave()
+        if not node.hosts:
+            node.post(CloseNode())
+
+    async def watch(self) -> None:
+        """Find nodes whose lease is over, until cancelled."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(CHECK_S)
+            now = time.monotonic()
+            # A pause of this process itself makes no node silent.
+            pause, last = max(0.0, now - last - 2 * CHECK_S), now
+            for node in list(self._nodes.values()):
+                node.heard += pause
+                if now - node.heard > self._lease_s:
+                    self._lose(node, NODE_LOST, f"not heard for {self._lease_s:g} s")
+
+    def _lose(self, node: Node, reason: str, why: str) -> None:
+        log.warning("a node is lost", node=node.name, why=why, hosts=len(node.hosts))
+        self._remove(node, reason)
+
+    def _remove(self, node: Node, reason: str) -> None:
+        if self._nodes.get(node.name) is node:
+            del self._nodes[node.name]
+            self.to_gateway(ForgetNode(node.name, False))
+        for process in list(node.hosts.values()):
+            process.cause = reason
+            process.end(-9)
+        node.hosts.clear()
+
+    def detach(self) -> None:
+        """Watch the run no more."""
+        self._slots.arena.on_cut = self._slots.grown = None
+
+    def close(self) -> None:
+        """The run has ended: nodes may leave."""
+        for node in self._nodes.values():
+            node.push()
+            self.to_gateway(ForgetNode(node.name, True))
+        self._nodes.clear()
+
+    # Placing
+    # ----------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """A node works."""
+        self._complete |= sum(node.works() for node in self._nodes.values()) >= self._expect
+        self._joined.set()
+
+    async def place(self, host: str) -> NodeSeat:
+        """A place for ``host`` on the node with the fewest hosts a core."""
+        began = asyncio.get_running_loop().time()
+        while True:
+            working = [node for node in self._nodes.values() if node.works()]
+            if working and self._complete:
+                node = min(working, key=lambda node: node.load)
+                number = next(self._numbers)
+                return NodeSeat(self, node, number)
+            self._joined.clear()
+            try:
+                await asyncio.wait_for(self._joined.wait(), WAIT_REPORT_S)
+            except TimeoutError:
+                log.warning(
+                    "waiting for nodes",
+                    host=host,
+                    nodes=len(working),
+                    expected=self._expect,
+                    after_s=round(asyncio.get_running_loop().time() - began),
+                )
+
+    def statistics(self) -> dict[str, NodeStatistics]:
+        """See `tianflow.interfaces.NodesView`."""
+        now, published = time.monotonic(), self._run.exchange.ledger.published
+        found = {}
+        for node in self._nodes.values():
+            traffic = node.traffic
+            weights = NO_VERSION if traffic is None else traffic.weights
+            lag = published.number - weights.number if weights.lineage == published.lineage else 0
+            found[node.name] = NodeStatistics(
+                up=node.connected,
+                ready=node.works(),
+                cores=node.cores,
+                hosts=len(node.hosts),
+                silent_s=now - node.heard,
+                round_trip_s=0.0 if traffic is None else traffic.round_trip_s,
+                weights_lag=max(0, lag),
+                unacknowledged=node.unacknowledged,
+                sent_bytes={} if traffic is None else dict(traffic.sent),
+                received_bytes={} if traffic is None else dict(traffic.received),
+            )
+        return found
+
+
+def python_version() -> str:
+    """Major and minor version of Python, which all machines of a run share."""
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+def new_incarnation() -> str:
+    """An identifier of a process that no other process has."""
+    return secrets.token_hex(8)
+
+
+def _checked(value: object, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is not of type {kind.__name__}")
+    return value

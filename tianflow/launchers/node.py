@@ -1,0 +1,567 @@
+"""A node: the process that runs hosts of actors on a machine of its own, for a run elsewhere.
+
+Hosts do not know about it: they see a link, slots and weights in shared memory. The node relays
+their messages, sends the data of a trajectory with the message that commits it, and holds a grant
+back until the weights that it names are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tianflow import __version__
+from tianflow.channels.frames import MalformedMessageError, Message, encode
+from tianflow.channels.link import RelayLink
+from tianflow.channels.messages import Granted, Handlers
+from tianflow.channels.node_messages import (
+    PROTOCOL,
+    CloseNode,
+    ForkHost,
+    FromHost,
+    HostForked,
+    HostGone,
+    HostRefused,
+    KillHost,
+    NodeLeaves,
+    NodeReady,
+    NodeUnable,
+    OpenNode,
+    RequestCut,
+    SetSlots,
+    ToHost,
+    pack,
+    unpack,
+)
+from tianflow.channels.shm import SharedMemory, SharedTransport, SharedWeights
+from tianflow.channels.stream import ReliableStream
+from tianflow.channels.tcp import RefusedConnectionError, TcpConnection, new_context
+from tianflow.core.layout import written_rows
+from tianflow.core.payloads import NO_VERSION, Version
+from tianflow.errors import (
+    BrokenChannelError,
+    ConfigError,
+    RunError,
+    TianflowError,
+)
+from tianflow.launchers.host_forker import HostForker
+from tianflow.launchers.hub import new_incarnation, python_version
+from tianflow.launchers.processes import PRELOAD, TARGET
+from tianflow.logs import logger
+from tianflow.planning.probe import probe
+from tianflow.rundir.join_file import JoinFile
+
+if TYPE_CHECKING:
+    from tianflow.channels.tcp import Context
+    from tianflow.interfaces import MessageLink
+    from tianflow.launchers.host_forker import ForkedHost
+
+BEAT_S = 0.25
+"""Seconds between two signs of life, which carry the progress of environments."""
+RECONNECT_S = 0.2
+"""Seconds between two attempts to connect."""
+REJOIN_S = 1.0
+"""Seconds between two looks for a run to join."""
+LEASE_S = 15.0
+"""Seconds until a node that was never admitted gives its attempt up."""
+log = logger("node")
+
+
+class RefusedNodeError(TianflowError):
+    """The run does not accept this node. ``again``: it may later."""
+
+    def __init__(self, summary: str, *, again: bool = False) -> None:
+        self.again, self.bad = again, not again
+        super().__init__(summary)
+
+
+class _Host:
+    """A host process on this node."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.link: MessageLink | None = None
+        self.process: ForkedHost | None = None
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+        if self.process is not None:
+            self.process.kill()
+
+
+class Membership:
+    """This process as a node of a run, in one incarnation: from its join until it is lost, or the
+    run ends.
+
+    Consumes: messages of the gateway and of hosts. Produces: the same, relayed.
+    Waits: for nothing. Unblocked by: the end of the run, of the lease, or `leave`.
+
+    Args:
+        join: the run.
+        name: of the node.
+        cores: that its hosts may use.
+        before: the incarnation that this one follows; "": none.
+        forker: starts hosts.
+    """
+
+    def __init__(
+        self, *, join: JoinFile, name: str, cores: int, before: str, forker: HostForker
+    ) -> None:
+        self._join, self._name, self._cores, self._before = join, name, cores, before
+        self._forker = forker
+        self.incarnation = new_incarnation()
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done with how it ended: "ended" (the run), "lost" or "left". RefusedNodeError: the run
+        does not accept it.
+        """
+        self._context: Context = new_context()
+        self._connection: TcpConnection | None = None
+        self._stream: ReliableStream[tuple[bytes, Sequence[Any]]] = ReliableStream()
+        self._turn: list[object] = []
+        self._turn_ends = False
+        self._heard = time.monotonic()
+        self._lease_s = LEASE_S
+        self.admitted = False
+        """True once the run has accepted this node."""
+        self._echo = 0.0
+        self._slots: SharedTransport | None = None
+        self._weights: SharedWeights | None = None
+        self._version = NO_VERSION
+        self._held: deque[tuple[Version, object]] = deque()
+        """Messages that wait for weights."""
+        self._hosts: dict[int, _Host] = {}
+        self._open_slots: dict[int, int] = {}
+        """Ticket by slot, of grants to hosts here."""
+        self._rows: dict[int, Mapping[str, int | None]] = {}
+        self._progress: dict[int, tuple[int, int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handlers = Handlers(
+            {
+                OpenNode: self._open,
+                SetSlots: self._set_slots,
+                RequestCut: self._request_cut,
+                ForkHost: lambda message: self._hold(message.version, message),
+                KillHost: self._kill_host,
+                ToHost: self._to_host,
+                CloseNode: lambda _: self._end("left"),
+            }
+        )
+
+    async def run(self) -> str:
+        """Until it ends; see `ended`."""
+        self._connect()
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch())
+                try:
+                    return await self.ended
+                finally:
+                    watch.cancel()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._connection is not None:
+                self._connection.close(farewell=True)
+            for host in list(self._hosts.values()):
+                host.kill()
+                if host.link is not None:
+                    host.link.close()
+            if self._slots is not None:
+                self._slots.close()
+            self._context.destroy(linger=200)
+
+    def leave(self) -> None:
+        """Ask the run to take the work of this node back; `ended` follows."""
+        if self.admitted:
+            self._post(NodeLeaves())
+        else:
+            self._end("left")
+
+    def _end(self, how: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(how)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    # Connection
+    # ----------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if self.ended.done():
+            return
+        self._connection = TcpConnection(self._context, self._join.address, keys=self._join.keys)
+        self._connection.serve(self._receive, self._lost)
+        self._send(
+            "hello",
+            0,
+            {
+                "protocol": PROTOCOL,
+                "run": self._join.run,
+                "tianflow": __version__,
+                "python": python_version(),
+                "name": self._name,
+                "incarnation": self.incarnation,
+                "before": self._before,
+                "received": self._stream.received,
+                "cores": self._cores,
+            },
+        )
+
+    def _lost(self, error: TianflowError) -> None:
+        self._stream.disconnected()
+        if isinstance(error, RefusedConnectionError) and not error.again and not self.admitted:
+            self._fail(RefusedNodeError(str(error)))
+            return
+        if self.admitted and self._connection is not None:
+            log.warning("the connection to the head is lost", why=str(error))
+        self._connection = None
+        asyncio.get_running_loop().call_later(RECONNECT_S, self._connect)
+
+    async def _watch(self) -> None:
+        """Signs of life, and the end of the lease by this machine's clock."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if time.monotonic() - self._heard > self._lease_s:
+                self._end("lost")
+                return
+            self._send("beat", 0, [self._stream.received, self._new_progress(), self._echo])
+            self._echo = 0.0
+
+    def _new_progress(self) -> list[tuple[int, int, int]]:
+        """(slot, ticket, steps) of the environments that have moved."""
+        if self._slots is None:
+            return []
+        found = []
+        for slot, ticket in self._open_slots.items():
+            steps = self._slots.arena.progress(slot, ticket)
+            if self._progress.get(slot) != (ticket, steps):
+                self._progress[slot] = ticket, steps
+                found.append((slot, ticket, steps))
+        return found
+
+    def _send(self, kind: str, number: int, body: object) -> None:
+        if self._connection is not None:
+            # a connection that takes nothing more is over; its error follows
+            with contextlib.suppress(BrokenChannelError):
+                self._connection.send(encode(kind, number, body))
+
+    def _receive(self, message: Message) -> None:
+        self._heard = time.monotonic()
+        try:
+            self._obey(message)
+        except (TianflowError, OSError) as error:
+            self._fail(error)
+
+    def _obey(self, message: Message) -> None:
+        match message.kind, message.body:
+            case "welcome", [str(), int(received), bool(), float(lease_s)]:
+                self._lease_s, self.admitted = lease_s, True
+                self._stream.connected(received)
+                self._pump()
+            case "refused", [str(reason), bool(again)]:
+                if self.admitted:
+                    self._end("lost")
+                else:
+                    self._fail(RefusedNodeError(reason, again=again))
+            case "down", [int(received), np.ndarray() as body]:
+                self._stream.acknowledge(received)
+                if message.number and self._stream.accept(message.number):
+                    for inner in unpack(body.tobytes()):
+                        self._handlers[type(inner)](inner)
+                self._pump()
+            case "weights", [int(lineage), int(number), np.ndarray() as flat]:
+                self._store_weights(Version(lineage, number), flat)
+            case "beat", [float(echo)]:
+                self._echo = echo
+            case "lost", _:
+                self._end("lost")
+            case "ended", _:
+                self._end("ended")
+            case kind, _:
+                raise MalformedMessageError(f"the gateway sent {kind!r:.40}")
+
+    # Messages
+    # ----------------------------------------------------------------------------------------------
+
+    def _post(self, message: object, attachments: Sequence[Any] = ()) -> None:
+        """Send with the others of this turn; attachments end the turn."""
+        self._turn.append(message)
+        if attachments:
+            self._push(attachments)
+        elif not self._turn_ends:
+            self._turn_ends = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn_ends = False
+        if self._turn:
+            self._push(())
+
+    def _push(self, attachments: Sequence[Any]) -> None:
+        self._stream.post((pack(self._turn), attachments))
+        self._turn.clear()
+        self._pump()
+
+    def _pump(self) -> None:
+        for number, (body, attachments) in self._stream.due():
+            data = np.frombuffer(body, np.uint8)
+            self._send("up", number, [self._stream.received, data, list(attachments)])
+
+    # Run
+    # ----------------------------------------------------------------------------------------------
+
+    def _open(self, message: OpenNode) -> None:
+        try:
+            self._slots = SharedTransport(layout=message.layout, capacity=message.capacity)
+            self._slots.add_slots(message.slots)
+        except TianflowError as error:
+            self._post(NodeUnable(str(error)))
+            return
+        self._rows = {
+            length: written_rows(message.layout, length)
+            for length in range(1, message.layout.steps + 1)
+        }
+        self._start(self._try_environment(message))
+
+    async def _try_environment(self, message: OpenNode) -> None:
+        """Make the environment once, in a process of its own: a host that cannot make it would end
+        the run.
+        """
+        config, lines = message.settings.live.config, list[str]()
+        try:
+            answer = await asyncio.to_thread(
+                probe, config, report=log.info, output=subprocess.DEVNULL
+            )
+        except (ConfigError, RunError) as error:
+            lines = [str(error)]
+        else:
+            lines = [
+                f"{problem.path} = {problem.value}: {problem.message}"
+                for problem in answer.problems
+            ]
+            if not lines and answer.spec != message.spec:
+                lines = [f"env.id = {config.env.id}: has other spaces here than at the head"]
+        self._post(NodeUnable("; ".join(lines)) if lines else NodeReady())
+        if lines:
+            self._fail(RefusedNodeError("; ".join(lines)))
+
+    def _set_slots(self, message: SetSlots) -> None:
+        if self._slots is not None:
+            self._slots.add_slots(message.slots - self._slots.arena.slots)
+
+    def _request_cut(self, message: RequestCut) -> None:
+        if self._slots is not None:
+            self._slots.arena.request_cut(message.slot, message.ticket)
+
+    def _store_weights(self, version: Version, flat: Any) -> None:
+        assert self._slots is not None
+        if self._weights is None:
+            memory = SharedMemory.attach(
+                os.dup(self._slots.weights), SharedWeights.nbytes_for(flat.nbytes)
+            )
+            self._weights = SharedWeights(memory=memory, nbytes=flat.nbytes)
+        self._weights.publish(version, flat)
+        self._version = max(self._version, version)
+        self._send("stored", 0, list(version))
+        while self._held and self._held[0][0] <= self._version:
+            self._release(self._held.popleft()[1])
+
+    def _hold(self, version: Version, message: object) -> None:
+        """Handle ``message`` once weights of ``version`` are here, in order."""
+        if version <= self._version and not self._held:
+            self._release(message)
+        else:
+            self._held.append((version, message))
+
+    def _release(self, message: object) -> None:
+        if isinstance(message, ForkHost):
+            self._start(self._fork(message))
+        elif isinstance(message, ToHost):
+            self._deliver(message)
+
+    # Hosts
+    # ----------------------------------------------------------------------------------------------
+
+    def _to_host(self, message: ToHost) -> None:
+        name, fields = message.message
+        if name == Granted.__name__:
+            ticket, slot, version = fields[2][:3]
+            self._open_slots[slot] = ticket
+            self._hold(Version(*version), message)
+        else:
+            self._deliver(message)
+
+    def _deliver(self, message: ToHost) -> None:
+        host = self._hosts.get(message.number)
+        if host is not None and host.link is not None:
+            host.link.send(message.message)
+
+    async def _fork(self, message: ForkHost) -> None:
+        assert self._slots is not None
+        host = self._hosts[message.number] = _Host(message.number)
+        connection = self._slots.connect(RelayLink)
+        try:
+            host.link = connection.open_link(
+                handle=lambda values: self._from_host(host.number, values),
+                closed=lambda: None,
+                failed=self._fail,
+            )
+            # Names repeat while an earlier process of the host still ends.
+            name = f"{message.name}-{message.number}"
+            host.process = await self._forker.spawn(
+                name, TARGET, message.payload, connection.descriptors
+            )
+        except (RunError, ValueError) as error:
+            del self._hosts[message.number]
+            self._post(HostRefused(message.number, str(error)))
+            return
+        finally:
+            connection.close()
+        self._post(HostForked(message.number, host.process.pid))
+        if host.killed:
+            host.process.kill()
+        self._start(self._wait_for(host, host.process, host.link))
+
+    async def _wait_for(self, host: _Host, process: ForkedHost, link: MessageLink) -> None:
+        status = await process.wait()
+        await asyncio.sleep(0)
+        link.drain()  # what it sent before it died still counts
+        link.close()
+        del self._hosts[host.number]
+        self._post(HostGone(host.number, status))
+
+    def _kill_host(self, message: KillHost) -> None:
+        host = self._hosts.get(message.number)
+        if host is not None:
+            host.kill()
+            return
+        for item in self._held:
+            if isinstance(item[1], ForkHost) and item[1].number == message.number:
+                self._held.remove(item)
+                self._post(HostGone(message.number, -9))
+                return
+
+    def _from_host(self, number: int, values: Any) -> None:
+        name, fields = values
+        message = FromHost(number, values)
+        if name == "Commit":
+            slot, length = fields[1][1:3]
+            self._open_slots.pop(slot, None)
+            self._post(message, [self._attachment(slot, length)])
+        else:
+            if name == "Abort":
+                self._open_slots.pop(fields[1], None)
+            self._post(message)
+
+    def _attachment(self, slot: int, length: int) -> tuple[int, int, dict[str, Any]]:
+        """The written rows of ``slot``, not copied: it gets its next grant only once they have
+        arrived.
+        """
+        assert self._slots is not None
+        views = self._slots.arena.views(slot)
+        return slot, length, {name: views[name][:rows] for name, rows in self._rows[length].items()}
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error if isinstance(error, Exception) else RunError("node", repr(error)))
+
+
+class NodeProcess:
+    """What ``tianflow node`` runs: one membership after the other.
+
+    Args:
+        join_file: of the run. It is read again before each join, because a resumed run has another
+            address and other keys.
+        name: of the node.
+        cores: that hosts may use.
+        once: end with the run, instead of waiting for the next join file.
+    """
+
+    def __init__(self, *, join_file: Path, name: str, cores: int, once: bool) -> None:
+        self._path, self._name, self._cores, self._once = join_file, name, cores, once
+        self._membership: Membership | None = None
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """End: hosts hand over what they have. A second call ends them at once."""
+        if self._leaving.is_set() and self._membership is not None:
+            self._membership._end("left")  # noqa: SLF001 - the two are one thing
+        self._leaving.set()
+        if self._membership is not None:
+            self._membership.leave()
+
+    async def run(self) -> None:
+        """Until it is asked to leave, or, with ``once``, until the run ends.
+
+        Raises:
+            ConfigError: the join file is not valid.
+            RefusedNodeError: the run does not accept this node.
+        """
+        before, waiting = "", False
+        while not self._leaving.is_set():
+            try:
+                join = JoinFile.read(self._path)
+            except FileNotFoundError:
+                if self._once and before:
+                    return
+                if not waiting:
+                    log.info("waiting for a run", join_file=str(self._path))
+                waiting = True
+                await self._pause()
+                continue
+            waiting = False
+            try:
+                how, before, admitted = await self._join(join, before)
+            except RefusedNodeError as error:
+                if not error.again:
+                    raise
+                log.warning("the run does not accept this node yet", why=str(error))
+                await self._pause()
+                continue
+            log.info("no longer a node", run=join.run, how=how)
+            if how == "left" or (self._once and (how == "ended" or not admitted)):
+                return
+            await self._pause()
+
+    async def _join(self, join: JoinFile, before: str) -> tuple[str, str, bool]:
+        """How a membership ended, its incarnation, and whether it was admitted."""
+        async with HostForker(run_id=join.run, preload=PRELOAD) as forker:
+            member = Membership(
+                join=join, name=self._name, cores=self._cores, before=before, forker=forker
+            )
+            self._membership = member
+            if self._leaving.is_set():
+                member.leave()
+            try:
+                return await member.run(), member.incarnation, member.admitted
+            finally:
+                self._membership = None
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._leaving.wait(), REJOIN_S)
+
+
+def default_name() -> str:
+    """Name of a node that was given none: that of the machine."""
+    return socket.gethostname()
