@@ -33,8 +33,8 @@ thread than its heartbeats.
 """
 MIN_SILENCE_S = 5.0
 """Minimum limit for the silence of a host with environments: a busy machine delays heartbeats."""
-NODE_GONE = ("node_lost", "node_left")
-"""Reasons for the end of a host whose node is gone."""
+NODE_GONE = ("node_lost", "node_left", "moved")
+"""Reasons for the end of a host on another machine that are no fault of the host."""
 RANK_LOST = "rank_lost"
 """Reason for the end of a host whose group has lost another one."""
 SLOW_START_S = 10.0
@@ -383,7 +383,7 @@ class Supervisor:
         log.warning("a host is gone", host=name, reason=reason, ended=ended)
         self._lost(host, reason)
         if reason in NODE_GONE:
-            return  # machines come and go; that is no fault of the host
+            return  # machines come and go
         if failed_starts >= START_ATTEMPTS:
             raise RunError(
                 name,

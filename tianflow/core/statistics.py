@@ -74,6 +74,7 @@ DROP_REASONS = (
     "shard_lost",
     "node_lost",
     "node_left",
+    "moved",
     "stopped",
 )
 DISCARD_REASONS = ("expired", "learner_lost", "shard_lost", "unwanted", "stopped")

@@ -55,12 +55,16 @@ MOST_GUESTS = 64
 
 @dataclass(slots=True)
 class _Member:
-    """A node, as its gateway knows it. ``sending``: weights are on their way to it."""
+    """A node, as its gateway knows it.
+
+    ``weights``: the version that it has; None until it says that it has room for weights.
+    ``sending``: weights are on their way to it.
+    """
 
     peer: Peer
     received: int
     connected: bool = True
-    weights: Version = NO_VERSION
+    weights: Version | None = None
     sending: bool = False
     round_trip_s: float = 0.0
     sent: Counter[str] = field(default_factory=Counter)
@@ -142,7 +146,7 @@ class Gateway:
                         name,
                         dict(member.sent),
                         dict(member.arrived),
-                        member.weights,
+                        member.weights or NO_VERSION,
                         member.round_trip_s,
                     )
                 )
@@ -162,12 +166,10 @@ class Gateway:
         if before is not None:
             self._names.pop(before.peer.id, None)
             if not message.fresh:
-                member.weights, member.sent = before.weights, before.sent
-                member.arrived = before.arrived
+                member.sent, member.arrived = before.sent, before.arrived
         self._members[message.name], self._names[peer.id] = member, message.name
         welcome = [message.name, message.received, message.fresh, message.lease_s]
         self._send(member, "welcome", 0, welcome)
-        self._send_weights(member)
 
     def _refuse(self, message: RefuseNode) -> None:
         peer = self._guests.pop(message.connection, None)
@@ -188,7 +190,9 @@ class Gateway:
 
     def _send_weights(self, member: _Member) -> None:
         """Send the newest weights, unless the node has them or older ones are on their way."""
-        if member.sending or not member.connected or member.weights >= self._published:
+        if member.sending or not member.connected:
+            return
+        if member.weights is None or member.weights >= self._published:
             return
         if self._weights is None:
             memory = SharedMemory.attach(self._memory)

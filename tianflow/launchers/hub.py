@@ -64,8 +64,12 @@ if TYPE_CHECKING:
     from tianflow.core.payloads import Grant
     from tianflow.interfaces import MessageLink, RunView
 
-NODE_LOST, NODE_LEFT = "node_lost", "node_left"
-"""Why a host on a node ended, if not by itself."""
+NODE_LOST, NODE_LEFT, MOVED = "node_lost", "node_left", "moved"
+"""Why a host on a node ended, if not by itself: its node was lost, or left, or another node has
+more free cores.
+"""
+TAKEN_S = 3.0
+"""Seconds without a word after which another process may take the name of a node."""
 CHECK_S = 0.5
 """Seconds between two looks at the leases."""
 WAIT_REPORT_S = 10.0
@@ -114,6 +118,12 @@ class NodeHostProcess:
         """See `tianflow.interfaces.HostProcess.kill`."""
         if not self.ended.done():
             self._node.post(KillHost(self._number))
+
+    def end_for(self, cause: str) -> None:
+        """Ask the host to hand over what it has, and to end, because of ``cause``."""
+        self.cause = cause
+        if self.leave is not None:
+            self.leave()
 
     def end(self, status: int) -> None:
         """The process is gone."""
@@ -226,6 +236,11 @@ class Node:
     def accepted(self) -> int:
         """Number of its last message that was accepted."""
         return self._stream.received
+
+    @property
+    def speaks(self) -> bool:
+        """True if it is connected, and was heard just now."""
+        return self.connected and time.monotonic() - self.heard < TAKEN_S
 
     def works(self) -> bool:
         """True if it takes further hosts."""
@@ -394,6 +409,9 @@ class NodeHub:
         self._complete = False
         """True once as many nodes as expected have worked at the same time."""
         self._published = NO_VERSION
+        self._waiting: dict[str, float] = {}
+        """Hosts without a place, and since when."""
+        self._reported = 0.0
         self.refused = 0
         """Processes that were not admitted."""
         self._handlers = Handlers(
@@ -452,8 +470,13 @@ class NodeHub:
 
     def _disconnected(self, message: NodeDisconnected) -> None:
         node = self._nodes.get(message.name)
-        if node is not None:
-            node.detach()
+        if node is None:
+            return
+        node.detach()
+        if node.leaving and not node.hosts:
+            self._remove(node, NODE_LEFT)
+            log.info("a node has left", node=node.name)
+        else:
             log.warning("the connection to a node is lost", node=node.name, lease_s=self._lease_s)
 
     def _traffic(self, message: NodeTraffic) -> None:
@@ -495,7 +518,7 @@ class NodeHub:
             self._admit(message, known, received, fresh=False)
         elif received:
             self._refuse(message, "it was lost", again=True)
-        elif known is not None and known.connected and before != known.incarnation:
+        elif known is not None and before != known.incarnation and known.speaks:
             taken = f"the name {name!r} is taken by a node that is connected"
             self._refuse(message, taken, again=False)
         elif cores < 1:
@@ -562,9 +585,7 @@ class NodeHub:
         node.leaving = True
         log.info("a node leaves", node=node.name, hosts=len(node.hosts))
         for process in list(node.hosts.values()):
-            process.cause = NODE_LEFT
-            if process.leave is not None:
-                process.leave()
+            process.end_for(NODE_LEFT)
         if not node.hosts:
             node.post(CloseNode())
 
@@ -580,6 +601,18 @@ class NodeHub:
                 node.heard += pause
                 if now - node.heard > self._lease_s:
                     self._lose(node, NODE_LOST, f"not heard for {self._lease_s:g} s")
+            self._report_waiting(now)
+
+    def _report_waiting(self, now: float) -> None:
+        since = max(min(self._waiting.values(), default=now), self._reported)
+        if now - since >= WAIT_REPORT_S:
+            self._reported = now
+            log.warning(
+                "waiting for nodes",
+                hosts=len(self._waiting),
+                nodes=sum(node.works() for node in self._nodes.values()),
+                expected=self._expect,
+            )
 
     def _lose(self, node: Node, reason: str, why: str) -> None:
         log.warning("a node is lost", node=node.name, why=why, hosts=len(node.hosts))
@@ -612,10 +645,29 @@ class NodeHub:
         """A node works."""
         self._complete |= sum(node.works() for node in self._nodes.values()) >= self._expect
         self._joined.set()
+        self._spread()
+
+    def _spread(self) -> None:
+        """Move hosts to nodes with more free cores. A host moves only if it has more of a core
+        there, so no host moves back.
+        """
+        staying = {
+            node: [process for process in node.hosts.values() if not process.cause]
+            for node in self._nodes.values()
+            if node.works()
+        }
+        coming = dict.fromkeys(staying, 0)
+        while staying:
+            most = max(staying, key=lambda node: len(staying[node]) / node.cores)
+            least = min(staying, key=lambda n: (len(staying[n]) + coming[n]) / n.cores)
+            there = (len(staying[least]) + coming[least] + 1) / least.cores
+            if there >= len(staying[most]) / most.cores:
+                return
+            coming[least] += 1
+            staying[most].pop().end_for(MOVED)
 
     async def place(self, host: str) -> NodeSeat:
         """A place for ``host`` on the node with the fewest hosts a core."""
-        began = asyncio.get_running_loop().time()
         while True:
             working = [node for node in self._nodes.values() if node.works()]
             if working and self._complete:
@@ -623,16 +675,11 @@ class NodeHub:
                 number = next(self._numbers)
                 return NodeSeat(self, node, number)
             self._joined.clear()
+            self._waiting[host] = time.monotonic()
             try:
-                await asyncio.wait_for(self._joined.wait(), WAIT_REPORT_S)
-            except TimeoutError:
-                log.warning(
-                    "waiting for nodes",
-                    host=host,
-                    nodes=len(working),
-                    expected=self._expect,
-                    after_s=round(asyncio.get_running_loop().time() - began),
-                )
+                await self._joined.wait()
+            finally:
+                del self._waiting[host]
 
     def statistics(self) -> dict[str, NodeStatistics]:
         """See `tianflow.interfaces.NodesView`."""

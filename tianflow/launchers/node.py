@@ -72,8 +72,10 @@ RECONNECT_S = 0.2
 """Seconds between two attempts to connect."""
 REJOIN_S = 1.0
 """Seconds between two looks for a run to join."""
-LEASE_S = 15.0
-"""Seconds until a node that was never admitted gives its attempt up."""
+JOIN_S = 5.0
+"""Seconds after which an attempt to join ends. The next one reads the join file again."""
+PATIENCE_S = 15.0
+"""Seconds without a run after which a node that takes part once ends."""
 log = logger("node")
 
 
@@ -112,14 +114,12 @@ class Membership:
         name: of the node.
         cores: that its hosts may use.
         before: the incarnation that this one follows; "": none.
-        forker: starts hosts.
     """
 
-    def __init__(
-        self, *, join: JoinFile, name: str, cores: int, before: str, forker: HostForker
-    ) -> None:
+    def __init__(self, *, join: JoinFile, name: str, cores: int, before: str) -> None:
         self._join, self._name, self._cores, self._before = join, name, cores, before
-        self._forker = forker
+        self._forker = HostForker(run_id=join.run, preload=PRELOAD)
+        self._stack = contextlib.AsyncExitStack()
         self.incarnation = new_incarnation()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done with how it ended: "ended" (the run), "lost" or "left". RefusedNodeError: the run
@@ -131,9 +131,10 @@ class Membership:
         self._turn: list[object] = []
         self._turn_ends = False
         self._heard = time.monotonic()
-        self._lease_s = LEASE_S
+        self._lease_s = JOIN_S
         self.admitted = False
         """True once the run has accepted this node."""
+        self._outage = False
         self._echo = 0.0
         self._slots: SharedTransport | None = None
         self._weights: SharedWeights | None = None
@@ -172,6 +173,7 @@ class Membership:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._stack.aclose()
             if self._connection is not None:
                 self._connection.close(farewell=True)
             for host in list(self._hosts.values()):
@@ -226,7 +228,8 @@ class Membership:
         if isinstance(error, RefusedConnectionError) and not error.again and not self.admitted:
             self._fail(RefusedNodeError(str(error)))
             return
-        if self.admitted and self._connection is not None:
+        if self.admitted and not self._outage:
+            self._outage = True
             log.warning("the connection to the head is lost", why=str(error))
         self._connection = None
         asyncio.get_running_loop().call_later(RECONNECT_S, self._connect)
@@ -263,20 +266,17 @@ class Membership:
         self._heard = time.monotonic()
         try:
             self._obey(message)
-        except (TianflowError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a boundary: the node could not go on
             self._fail(error)
 
     def _obey(self, message: Message) -> None:
         match message.kind, message.body:
             case "welcome", [str(), int(received), bool(), float(lease_s)]:
-                self._lease_s, self.admitted = lease_s, True
-                self._stream.connected(received)
-                self._pump()
+                self._welcome(received, lease_s)
+            case "refused", [str(), bool()] if self.admitted:
+                self._end("lost")
             case "refused", [str(reason), bool(again)]:
-                if self.admitted:
-                    self._end("lost")
-                else:
-                    self._fail(RefusedNodeError(reason, again=again))
+                self._fail(RefusedNodeError(reason, again=again))
             case "down", [int(received), np.ndarray() as body]:
                 self._stream.acknowledge(received)
                 if message.number and self._stream.accept(message.number):
@@ -287,12 +287,18 @@ class Membership:
                 self._store_weights(Version(lineage, number), flat)
             case "beat", [float(echo)]:
                 self._echo = echo
-            case "lost", _:
-                self._end("lost")
-            case "ended", _:
-                self._end("ended")
+            case ("lost" | "ended") as how, _:
+                self._end(how)
             case kind, _:
                 raise MalformedMessageError(f"the gateway sent {kind!r:.40}")
+
+    def _welcome(self, received: int, lease_s: float) -> None:
+        if self._outage:
+            log.info("connected to the head again", node=self._name)
+        self._lease_s, self.admitted, self._outage = lease_s, True, False
+        self._stream.connected(received)
+        self._pump()
+        self._say_stored()
 
     # Messages
     # ----------------------------------------------------------------------------------------------
@@ -329,17 +335,23 @@ class Membership:
             self._slots = SharedTransport(layout=message.layout, capacity=message.capacity)
             self._slots.add_slots(message.slots)
         except TianflowError as error:
-            self._post(NodeUnable(str(error)))
+            self._unable(str(error))
             return
+        self._say_stored()
         self._rows = {
             length: written_rows(message.layout, length)
             for length in range(1, message.layout.steps + 1)
         }
-        self._start(self._try_environment(message))
+        self._start(self._prepare(message))
 
-    async def _try_environment(self, message: OpenNode) -> None:
+    def _unable(self, reason: str) -> None:
+        self._post(NodeUnable(reason))
+        self._end_turn()
+        self._fail(RefusedNodeError(reason))
+
+    async def _prepare(self, message: OpenNode) -> None:
         """Make the environment once, in a process of its own: a host that cannot make it would end
-        the run.
+        the run. Then take hosts.
         """
         config, lines = message.settings.live.config, list[str]()
         try:
@@ -355,9 +367,11 @@ class Membership:
             ]
             if not lines and answer.spec != message.spec:
                 lines = [f"env.id = {config.env.id}: has other spaces here than at the head"]
-        self._post(NodeUnable("; ".join(lines)) if lines else NodeReady())
         if lines:
-            self._fail(RefusedNodeError("; ".join(lines)))
+            self._unable("; ".join(lines))
+            return
+        await self._stack.enter_async_context(self._forker)
+        self._post(NodeReady())
 
     def _set_slots(self, message: SetSlots) -> None:
         if self._slots is not None:
@@ -376,9 +390,14 @@ class Membership:
             self._weights = SharedWeights(memory=memory, nbytes=flat.nbytes)
         self._weights.publish(version, flat)
         self._version = max(self._version, version)
-        self._send("stored", 0, list(version))
+        self._say_stored()
         while self._held and self._held[0][0] <= self._version:
             self._release(self._held.popleft()[1])
+
+    def _say_stored(self) -> None:
+        """Say which weights are here: the gateway sends newer ones then."""
+        if self._slots is not None:
+            self._send("stored", 0, list(self._version))
 
     def _hold(self, version: Version, message: object) -> None:
         """Handle ``message`` once weights of ``version`` are here, in order."""
@@ -518,11 +537,12 @@ class NodeProcess:
             RefusedNodeError: the run does not accept this node.
         """
         before, waiting = "", False
+        member_at = time.monotonic()
         while not self._leaving.is_set():
             try:
                 join = JoinFile.read(self._path)
             except FileNotFoundError:
-                if self._once and before:
+                if self._once and before and time.monotonic() - member_at > PATIENCE_S:
                     return
                 if not waiting:
                     log.info("waiting for a run", join_file=str(self._path))
@@ -538,24 +558,24 @@ class NodeProcess:
                 log.warning("the run does not accept this node yet", why=str(error))
                 await self._pause()
                 continue
-            log.info("no longer a node", run=join.run, how=how)
-            if how == "left" or (self._once and (how == "ended" or not admitted)):
+            if admitted:
+                log.info("no longer a node", run=join.run, how=how)
+            if admitted:
+                member_at = time.monotonic()
+            if how == "left" or (self._once and how == "ended"):
+                return
+            if self._once and time.monotonic() - member_at > PATIENCE_S:
                 return
             await self._pause()
 
     async def _join(self, join: JoinFile, before: str) -> tuple[str, str, bool]:
         """How a membership ended, its incarnation, and whether it was admitted."""
-        async with HostForker(run_id=join.run, preload=PRELOAD) as forker:
-            member = Membership(
-                join=join, name=self._name, cores=self._cores, before=before, forker=forker
-            )
-            self._membership = member
-            if self._leaving.is_set():
-                member.leave()
-            try:
-                return await member.run(), member.incarnation, member.admitted
-            finally:
-                self._membership = None
+        member = Membership(join=join, name=self._name, cores=self._cores, before=before)
+        self._membership = member
+        try:
+            return await member.run(), member.incarnation, member.admitted
+        finally:
+            self._membership = None
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
