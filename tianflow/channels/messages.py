@@ -569,7 +569,7 @@ class NodeDisconnected:
 @message
 @dataclass(frozen=True, slots=True)
 class ForgetNode:
-    """The node is no longer one. ``ended``: the run has ended; else the node is lost."""
+    """Close the connection of a node. ``ended``: the run has ended; else the node is lost."""
 
     name: str
     ended: bool

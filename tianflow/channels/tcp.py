@@ -117,8 +117,9 @@ class Peer(NamedTuple):
 class LoopReader:
     """Calls a function on the running loop whenever sockets of ZeroMQ may have something to read.
 
-    A socket tells its descriptor only that its state has changed. Every use of the socket may read
-    that too, so its user calls `again` after each use.
+    The descriptor of a socket becomes readable when the state of the socket changes, not while
+    messages wait. Each use of the socket may consume that signal, so its user calls `again` after
+    it.
 
     Args:
         sockets: to watch.

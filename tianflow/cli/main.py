@@ -40,7 +40,7 @@ from tianflow.cli.node import node
 from tianflow.cli.report import report
 from tianflow.cli.serve import delete, serve, submit
 from tianflow.cli.simulate import simulate
-from tianflow.cli.status import console, status, top
+from tianflow.cli.status import console, nodes, status, top
 
 if TYPE_CHECKING:
     from tianflow.api import FinishedRun
@@ -357,6 +357,7 @@ app.command()(serve)
 app.command()(submit)
 app.command()(delete)
 app.command()(status)
+app.command()(nodes)
 app.command()(top)
 app.command()(console)
 

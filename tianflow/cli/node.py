@@ -18,7 +18,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 def node(
     join_file: Annotated[
-        Path, typer.Argument(metavar="JOIN_FILE", help="join.toml in the directory of the run.")
+        Path,
+        typer.Argument(metavar="JOIN_FILE", help="File join.toml in the directory of the run."),
     ],
     *,
     cores: Annotated[
@@ -32,7 +33,7 @@ def node(
         bool, typer.Option("--once", help="End with the run, instead of waiting for the next one.")
     ] = False,
 ) -> None:
-    """Run actors of a training run on this machine.
+    """Lend the cores of this machine to the actors of a run elsewhere.
 
     The run has placement.launcher = "nodes". SIGTERM or Ctrl-C lets the actors hand over what they
     have.

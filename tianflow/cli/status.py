@@ -42,6 +42,38 @@ ENDED_SHOWN = 10
 """Number of ended runs of a service that are shown besides the others."""
 
 
+NODE_COLUMNS = ("node", "state", "cores", "hosts", "round trip", "weights lag", "in", "out")
+
+
+def nodes(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """Show the nodes of RUN: machines that run its actors."""
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    with exit_codes():
+        contact = client.find(runs_dir, run)
+        found = client.request(contact, "GET", "/nodes")["nodes"]
+    if as_json:
+        echo(json.dumps(found))
+    elif not found:
+        echo(f"{contact.run} has no nodes")
+    else:
+        shown = Table(*NODE_COLUMNS, box=None, pad_edge=False)
+        for node in found:
+            state = "not connected" if not node["up"] else "ready" if node["ready"] else "joining"
+            shown.add_row(
+                node["name"],
+                state,
+                str(node["cores"]),
+                str(node["hosts"]),
+                f"{1000 * node['round_trip_s']:.1f} ms",
+                str(node["weights_lag"]),
+                decimal(sum(node["received_bytes"].values())),
+                decimal(sum(node["sent_bytes"].values())),
+            )
+        _print(shown)
+
+
 def status(
     run: RunArgument = None,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tianflow.config.model import BUILT_IN_ALGORITHMS
+from tianflow.config.model import BUILT_IN_ALGORITHMS, ON_ONE_MACHINE
 from tianflow.config.off_policy import OffPolicySettings
 
 OMITTED = ("http", "metrics")
@@ -16,7 +16,7 @@ def relevant(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Sections of ``tables``, all settings of a run as JSON, that have an effect on its training.
 
     `replay` is omitted for a built-in algorithm without replay, `inference` without inference
-    servers. Nothing is imported or checked: ``tables`` may come from a damaged file.
+    servers, `cluster` with a launcher for one machine. Nothing is imported or checked: ``tables`` may come from a damaged file.
     """
     sections = {name: values for name, values in tables.items() if isinstance(values, dict)}
     algorithm = BUILT_IN_ALGORITHMS.get(str(sections.get("algorithm", {}).get("name")))
@@ -25,4 +25,6 @@ def relevant(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         without.add("replay")
     if sections.get("actors", {}).get("inference") != "central":
         without.add("inference")
+    if sections.get("placement", {}).get("launcher") in ON_ONE_MACHINE:
+        without.add("cluster")
     return {name: values for name, values in sections.items() if name not in without}

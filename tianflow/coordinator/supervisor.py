@@ -34,7 +34,7 @@ thread than its heartbeats.
 MIN_SILENCE_S = 5.0
 """Minimum limit for the silence of a host with environments: a busy machine delays heartbeats."""
 NODE_GONE = ("node_lost", "node_left", "moved")
-"""Reasons for the end of a host on another machine that are no fault of the host."""
+"""Reasons for the end of a host on another machine that do not count as failures of the host."""
 RANK_LOST = "rank_lost"
 """Reason for the end of a host whose group has lost another one."""
 SLOW_START_S = 10.0

@@ -1,8 +1,8 @@
 """The coordinator's side of the nodes of a run: which there are, what they run, and the stream of
 messages to each.
 
-The gateway only relays. Numbers and repetitions of messages are kept here, so a gateway that dies
-loses nothing.
+The gateway only relays. Messages stay here until a node has acknowledged them, so nothing is lost
+when a gateway dies.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class NodeHostProcess:
         """The process is gone."""
         if not self.forked.done():
             self.forked.set_exception(RunError("launcher", "the node is gone"))
-            self.forked.exception()  # nobody may wait for it
+            self.forked.exception()  # so that asyncio does not report it
         if not self.ended.done():
             self.ended.set_result(status)
 

@@ -269,6 +269,30 @@ class ComponentDetails(ComponentState):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState(JsonDocument):
+    """One node."""
+
+    name: str
+    up: bool
+    """True while the connection to it stands."""
+    ready: bool
+    """True while it takes hosts."""
+    cores: NonNegativeInt
+    hosts: NonNegativeInt
+    silent_s: float
+    """Seconds since it was last heard."""
+    round_trip_s: float
+    weights_lag: NonNegativeInt
+    """Published versions that it does not have yet."""
+    unacknowledged: NonNegativeInt
+    """Messages to it that it has not acknowledged."""
+    sent_bytes: Mapping[str, NonNegativeInt]
+    """By kind: messages, weights."""
+    received_bytes: Mapping[str, NonNegativeInt]
+    """By kind: messages, trajectories."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartCount(JsonDocument):
     """Restarts of the host at one place, for one reason."""
 
@@ -417,6 +441,14 @@ def describe_components(run: RunStatistics) -> list[ComponentDetails]:
             },
         )
         for component in run.components
+    ]
+
+
+def describe_nodes(run: RunStatistics) -> list[NodeState]:
+    """Every node of the run."""
+    return [
+        NodeState(name=name, **{key.name: getattr(node, key.name) for key in fields(node)})
+        for name, node in run.nodes.items()
     ]
 
 

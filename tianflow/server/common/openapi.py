@@ -215,6 +215,10 @@ def _part_paths(parts: Iterable[str]) -> dict[str, Any]:
             "Every component with its measures",
             schemas.struct(components=schemas.listing(reference("Component"))),
         ),
+        "nodes": (
+            "Every node, for a run on several machines",
+            schemas.struct(nodes=schemas.listing(reference("Node"))),
+        ),
         "config": (
             "Settings in force that have an effect on training, by section",
             schemas.struct(config=schemas.table({"type": "object"})),

@@ -15,7 +15,7 @@ from tianflow.config.model import Config, live_of
 from tianflow.config.portable import LARGEST
 from tianflow.core import events
 from tianflow.core.statistics import ControllerStatistics, Diagnosis
-from tianflow.observability.run_document import ComponentDetails, RunDocument
+from tianflow.observability.run_document import ComponentDetails, NodeState, RunDocument
 from tianflow.rundir.history import HistoryRow
 from tianflow.rundir.summary import RunSummary
 from tianflow.server.common.event_feed import LOST, kind_of
@@ -239,6 +239,7 @@ def named() -> dict[str, Schema]:
         "Runs": struct(runs=listing(struct(id=TEXT, state=TEXT, ready=TRUTH, href=TEXT))),
         "Run": of_dataclass(RunDocument),
         "Component": of_dataclass(ComponentDetails),
+        "Node": of_dataclass(NodeState),
         "Diagnosis": of_dataclass(Diagnosis),
         "Controller": of_dataclass(ControllerStatistics),
         "AuditEntry": struct(

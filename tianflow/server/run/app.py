@@ -16,7 +16,7 @@ from tianflow.core.jsonable import json_ready
 from tianflow.interfaces import RunControl
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.observability.rates import RunRates
-from tianflow.observability.run_document import describe, describe_components
+from tianflow.observability.run_document import describe, describe_components, describe_nodes
 from tianflow.server.common import console, history, openapi, pages
 from tianflow.server.common import live_settings as settings
 from tianflow.server.common.auth import Guard, guarded
@@ -29,7 +29,7 @@ from tianflow.server.common.throttle import Throttle, throttled
 
 MAX_BODY = 64 * 1024
 """Maximum bytes of a request's body; every patch is many times smaller."""
-PARTS = ("components", "config", "diagnosis", "audit", "checkpoints", "history")
+PARTS = ("components", "config", "diagnosis", "audit", "checkpoints", "history", "nodes")
 ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
 
@@ -153,7 +153,7 @@ class RunHandlers:
         return json_response(describe(served.rates.sample(), served.run.config, served.rates))
 
     async def show_part(self, request: web.Request) -> web.Response:
-        """Components, settings, diagnosis, audit log, checkpoints or history."""
+        """Components, nodes, settings, diagnosis, audit log, checkpoints or history."""
         run, part = self._served(request).run, request.match_info["part"]
         if part == "history":
             return await history.answer(run.directory, request)
@@ -161,6 +161,8 @@ class RunHandlers:
             return json_response({"config": relevant(run.config.model_dump(mode="json"))})
         if part == "components":
             return json_response({"components": describe_components(run.statistics())})
+        if part == "nodes":
+            return json_response({"nodes": describe_nodes(run.statistics())})
         if part == "diagnosis":
             return json_response({"id": run.id, **json_ready(run.statistics().diagnosis)})
         if part == "audit":
