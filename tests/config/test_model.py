@@ -250,7 +250,12 @@ def test_the_refusal_of_a_bad_setting_names_what_would_be_accepted(
             "freshest, lockstep, open_loop, sample_ratio, staleness",
             "staleness",
         ),
-        ("placement.launcher=process", "placement.launcher", "inline, nodes, processes", "processes"),
+        (
+            "placement.launcher=process",
+            "placement.launcher",
+            "inline, nodes, processes",
+            "processes",
+        ),
     ],
 )
 def test_the_refusal_of_an_unknown_name_lists_the_installed_ones(

@@ -324,6 +324,11 @@ class SharedTransport:
             self.grown()
 
     @property
+    def slots(self) -> int:
+        """Descriptor of the memory of the slots."""
+        return self._slots.memory.fd
+
+    @property
     def weights(self) -> int:
         """Descriptor of the memory of the weights, which has no size before the learner starts."""
         return self._weights

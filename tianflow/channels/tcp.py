@@ -141,8 +141,12 @@ class LoopReader:
 
     def _look(self) -> None:
         self._handle = None
-        if not self._drain():
-            self.again()
+        finished = False
+        try:
+            finished = self._drain()
+        finally:
+            if not finished:
+                self.again()
 
     def close(self) -> None:
         """Watch no more. Idempotent."""
@@ -222,8 +226,10 @@ class TcpListener:
             self._woken.recv(4096)
         return self._receive_nowait() if self._socket in ready else None
 
-    def serve(self, handle: Callable[[Peer, Message], None]) -> None:
-        """Give every message to ``handle`` on the running loop, until `close`."""
+    def serve(self, handle: Callable[[Peer, Message], None], ended: Callable[[], None]) -> None:
+        """Give every message to ``handle`` on the running loop, until `close`. ``ended`` is called
+        after a connection has ended; `reachable` finds which.
+        """
 
         def drain() -> bool:
             for _ in range(TURN):
@@ -232,6 +238,9 @@ class TcpListener:
                     self._authenticate()
                 if self._monitor in ready:
                     self._observe()
+                    if self.changed:
+                        self.changed = False
+                        ended()
                 if self._socket in ready and (found := self._receive_nowait()) is not None:
                     handle(*found)
                 if self._reader is None or not ready:

@@ -16,7 +16,8 @@ def relevant(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Sections of ``tables``, all settings of a run as JSON, that have an effect on its training.
 
     `replay` is omitted for a built-in algorithm without replay, `inference` without inference
-    servers, `cluster` with a launcher for one machine. Nothing is imported or checked: ``tables`` may come from a damaged file.
+    servers, `cluster` with a launcher for one machine. Nothing is imported or checked: ``tables``
+    may come from a damaged file.
     """
     sections = {name: values for name, values in tables.items() if isinstance(values, dict)}
     algorithm = BUILT_IN_ALGORITHMS.get(str(sections.get("algorithm", {}).get("name")))

@@ -114,7 +114,7 @@ class Gateway:
             self._link.send(GatewayFailed(str(error)))
             return
         self._link.send(GatewayListens(self._listener.address))
-        self._listener.serve(self._receive)
+        self._listener.serve(self._receive, self._find_lost)
 
     def stop(self) -> None:
         """End the gateway."""
@@ -283,7 +283,7 @@ class Gateway:
         if type(slot) is not int or not 0 <= slot < self._arena.slots or length not in self._rows:
             raise MalformedMessageError(f"there is no slot {slot!r:.20} of length {length!r:.20}")
         views, rows = self._arena.views(slot), self._rows[length]
-        if arrays.keys() != rows.keys():
+        if not isinstance(arrays, dict) or arrays.keys() != rows.keys():
             raise MalformedMessageError("a trajectory has other fields than the run")
         written = 0
         for name, array in arrays.items():

@@ -1,0 +1,403 @@
+"""The gateway: what a node sends lies in its slot before the coordinator hears of it, and what a
+stranger sends harms nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.worlds import small_layout
+from tianflow.channels.frames import Message, encode
+from tianflow.channels.keys import Keys
+from tianflow.channels.link import Link, socket_pair
+from tianflow.channels.messages import (
+    AdmitNode,
+    ForgetNode,
+    GatewayListens,
+    NodeArrived,
+    NodeDisconnected,
+    NodeSent,
+    RefuseNode,
+    SendToNode,
+    SendWeights,
+    StartGateway,
+)
+from tianflow.channels.shm import SharedMemory, SharedTransport, SharedWeights
+from tianflow.channels.tcp import TcpConnection, new_context
+from tianflow.core.layout import written_rows
+from tianflow.core.payloads import Version
+from tianflow.errors import TianflowError
+from tianflow.hosts.gateway import Gateway
+
+T = TypeVar("T")
+SLOTS = 3
+FLAT = 64
+PATIENCE_S = 20.0
+LAYOUT = small_layout()
+Scenario = Callable[["World"], Coroutine[Any, Any, None]]
+
+
+class Client:
+    """A process at the other end of the network."""
+
+    def __init__(self, context: Any, address: str, keys: Keys | None) -> None:
+        self.received: list[Message] = []
+        self.lost: TianflowError | None = None
+        self.connection = TcpConnection(context, address, keys=keys)
+        self.connection.serve(self.received.append, self._lost)
+
+    def _lost(self, error: TianflowError) -> None:
+        self.lost = error
+
+    def send(self, kind: str, number: int, body: object) -> None:
+        self.connection.send(encode(kind, number, body))
+
+    def kinds(self) -> list[str]:
+        return [message.kind for message in self.received]
+
+    def up(self, number: int, body: bytes = b"m", attachments: list[Any] | None = None) -> None:
+        self.send("up", number, [0, np.frombuffer(body, np.uint8), attachments or []])
+
+
+class World:
+    """A gateway on this loop, and the coordinator's end of its link."""
+
+    def __init__(self, keys: Keys | None) -> None:
+        self.keys = keys
+        self.slots = SharedTransport(layout=LAYOUT, capacity=SLOTS)
+        self.slots.add_slots(SLOTS)
+        memory = SharedMemory.attach(self.slots.weights, SharedWeights.nbytes_for(FLAT))
+        self.weights = SharedWeights(memory=memory, nbytes=FLAT)
+        self.received: list[Any] = []
+        ours, theirs = socket_pair()
+        self.link = Link(end=ours, handle=self.received.append, closed=lambda: None)
+        start = StartGateway("tcp://127.0.0.1:*", {} if keys is None else keys.texts, LAYOUT)
+        self.gateway = Gateway(start, theirs, self.slots.slots, self.slots.weights)
+        self.context = new_context()
+        self.clients: list[Client] = []
+
+    async def until(self, what: str, condition: Callable[[], T]) -> T:
+        async with asyncio.timeout(PATIENCE_S):
+            while not (found := condition()):  # noqa: ASYNC110 - of messages, not of events
+                await asyncio.sleep(0.005)
+        assert found, what
+        return found
+
+    async def got(self, kind: type[T], count: int = 1) -> list[T]:
+        """Messages of ``kind`` to the coordinator, once there are ``count``."""
+
+        def found() -> list[T]:
+            return [message for message in self.received if isinstance(message, kind)]
+
+        await self.until(f"{count} {kind.__name__}", lambda: len(found()) >= count)
+        return found()
+
+    async def connect(self, keys: Keys | None = None) -> Client:
+        address = (await self.got(GatewayListens))[0].address
+        self.clients.append(Client(self.context, address, keys or self.keys))
+        return self.clients[-1]
+
+    async def join(self, name: str = "n", received: int = 0) -> Client:
+        """An admitted node."""
+        client, before = await self.connect(), len(self.arrivals())
+        client.send("hello", 0, {"name": name})
+        arrived = (await self.got(NodeArrived, before + 1))[-1]
+        self.link.send(AdmitNode(arrived.connection, name, received, True, 15.0))
+        await self.until("welcome", lambda: "welcome" in client.kinds())
+        return client
+
+    def arrivals(self) -> list[NodeArrived]:
+        return [message for message in self.received if isinstance(message, NodeArrived)]
+
+    def sent(self) -> list[NodeSent]:
+        """Numbered messages that reached the coordinator."""
+        return [m for m in self.received if isinstance(m, NodeSent) and m.number]
+
+    async def works(self) -> None:
+        """A new node is admitted and heard."""
+        client = await self.join("probe")
+        before = len(self.sent())
+        client.up(1, b"probe")
+        await self.until("it is heard", lambda: len(self.sent()) > before)
+
+    def trajectory(self, length: int, value: int) -> dict[str, Any]:
+        views, rows = self.slots.arena.views(0), written_rows(LAYOUT, length)
+        return {name: np.full_like(views[name][: rows[name]], value) for name in views}
+
+
+@asynccontextmanager
+async def a_world(keys: Keys | None = None) -> AsyncIterator[World]:
+    world = World(keys)
+    running = asyncio.create_task(world.gateway.run())
+    try:
+        yield world
+    finally:
+        for client in world.clients:
+            client.connection.close()
+        world.context.destroy(linger=0)
+        world.link.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await running
+        world.slots.close()
+
+
+def play(scenario: Scenario, keys: Keys | None = None) -> None:
+    async def run() -> None:
+        async with a_world(keys) as world:
+            await scenario(world)
+
+    asyncio.run(run())
+
+
+def test_a_node_is_admitted_at_the_word_of_the_coordinator() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join("n", received=7)
+        assert world.arrivals()[0].hello == {"name": "n"}
+        assert client.received[0].body == ["n", 7, True, 15.0]
+
+    play(scenario, Keys.generate())
+
+
+def test_a_refusal_reaches_the_process_that_asked() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.connect()
+        client.send("hello", 0, {"name": "n"})
+        (arrived,) = await world.got(NodeArrived)
+        world.link.send(RefuseNode(arrived.connection, "its python is older", False))
+        await world.until("refused", lambda: client.kinds() == ["refused"])
+        assert client.received[0].body == ["its python is older", False]
+
+    play(scenario)
+
+
+def test_a_process_with_other_keys_is_not_heard() -> None:
+    async def scenario(world: World) -> None:
+        stranger = await world.connect(Keys.generate())
+        await world.until("it is lost", lambda: stranger.lost is not None)
+        assert world.arrivals() == []
+        await world.works()
+
+    play(scenario, Keys.generate())
+
+
+def test_a_trajectory_lies_in_its_slot_before_the_coordinator_hears_of_it() -> None:
+    async def scenario(world: World) -> None:
+        client, seen = await world.join(), list[float]()
+        world.link._handle = lambda message: (
+            seen.append(float(world.slots.arena.views(1)["reward"][0, 0])),
+            world.received.append(message),
+        )
+        client.up(1, b"commit", [[1, 3, world.trajectory(3, 5)]])
+        await world.until("it is heard", world.sent)
+        assert seen[-1] == 5.0
+        assert world.sent()[0].body == b"commit"
+        reward = world.slots.arena.views(1)["reward"]
+        assert (reward[:3] == 5.0).all()
+        assert (reward[3:] == 0.0).all()
+        camera = world.slots.arena.views(1)["obs/camera"]
+        assert (camera[:4] == 5).all()
+        assert (camera[4:] == 0).all()
+
+    play(scenario)
+
+
+def test_a_repeated_message_changes_no_slot_and_is_not_relayed() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        client.up(1, b"a", [[1, 4, world.trajectory(4, 5)]])
+        client.up(1, b"a", [[1, 4, world.trajectory(4, 9)]])
+        client.up(2, b"b")
+        await world.until("the second one", lambda: len(world.sent()) == 2)
+        assert [message.body for message in world.sent()] == [b"a", b"b"]
+        assert (world.slots.arena.views(1)["reward"] == 5.0).all()
+
+    play(scenario)
+
+
+def test_after_a_restart_of_the_gateway_the_messages_before_it_are_repetitions() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join(received=4)
+        client.up(4, b"old", [[1, 4, world.trajectory(4, 9)]])
+        client.up(5, b"new")
+        await world.until("the new one", world.sent)
+        assert [message.body for message in world.sent()] == [b"new"]
+        assert (world.slots.arena.views(1)["reward"] == 0.0).all()
+
+    play(scenario)
+
+
+def wrong_dtype(world: World) -> list[Any]:
+    return [1, 4, {**world.trajectory(4, 5), "reward": np.ones((4, 2), np.int64)}]
+
+
+def wrong_shape(world: World) -> list[Any]:
+    return [1, 4, {**world.trajectory(4, 5), "reward": np.ones((3, 2), np.float32)}]
+
+
+def a_field_is_missing(world: World) -> list[Any]:
+    arrays = world.trajectory(4, 5)
+    del arrays["reward"]
+    return [1, 4, arrays]
+
+
+@pytest.mark.parametrize(
+    "attachment",
+    [
+        wrong_dtype,
+        wrong_shape,
+        a_field_is_missing,
+        lambda world: [SLOTS, 4, world.trajectory(4, 5)],
+        lambda world: [-1, 4, world.trajectory(4, 5)],
+        lambda world: [1.0, 4, world.trajectory(4, 5)],
+        lambda world: [1, 5, world.trajectory(4, 5)],
+        lambda world: [1, 0, world.trajectory(1, 5)],
+        lambda _: [1, 4],
+        lambda _: 7,
+        lambda _: [1, 4, [1]],
+    ],
+)
+def test_a_trajectory_that_does_not_fit_closes_the_connection(
+    attachment: Callable[[World], Any],
+) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        client.up(1, b"a", [attachment(world)])
+        await world.until("it is closed", lambda: client.lost is not None)
+        assert world.sent() == []
+        await world.got(NodeDisconnected)
+        await world.works()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "body"),
+    [
+        ("up", 3, [0, np.zeros(1, np.uint8), []]),
+        ("up", 1, None),
+        ("up", 1, [0, b"bytes", []]),
+        ("up", 1, [0, np.zeros(1, np.uint8), [[]]]),
+        ("beat", 0, [0, [[0, 1]], 0.0]),
+        ("beat", 0, [0, [["a", 1, 1]], 0.0]),
+        ("stored", 0, ["a", 1]),
+        ("weights", 0, []),
+    ],
+)
+def test_a_malformed_message_of_a_node_closes_its_connection_only(
+    kind: str, number: int, body: object
+) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        client.send(kind, number, body)
+        await world.until("it is closed", lambda: client.lost is not None)
+        await world.works()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("up", [0, np.zeros(1, np.uint8), []]), ("hello", None), ("hello", {"a": np.ones(3)})],
+)
+def test_a_stranger_that_does_not_introduce_itself_is_closed(kind: str, body: object) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.connect()
+        client.send(kind, 1, body)
+        await world.until("it is closed", lambda: client.lost is not None)
+        await world.works()
+
+    play(scenario)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=8,
+)
+KINDS = st.sampled_from(("hello", "up", "beat", "stored", "bye", "noop", "x"))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(KINDS, st.integers(-1, 3), PLAIN), min_size=1, max_size=6))
+def test_no_message_of_an_admitted_node_ends_the_gateway(
+    messages: list[tuple[str, int, Any]],
+) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        for kind, number, body in messages:
+            if client.lost is None:
+                client.send(kind, number, body)
+        await world.works()
+
+    play(scenario)
+
+
+def test_weights_are_sent_once_a_node_has_room_and_the_newest_only() -> None:
+    async def scenario(world: World) -> None:
+        def publish(number: int) -> None:
+            world.weights.publish(Version(0, number), np.full(FLAT, number, np.uint8))
+            world.link.send(SendWeights(Version(0, number)))
+
+        def weights() -> list[list[Any]]:
+            return [message.body for message in client.received if message.kind == "weights"]
+
+        client = await world.join()
+        publish(1)
+        await world.works()
+        assert weights() == []
+        client.send("stored", 0, [-1, -1])
+        await world.until("the first weights", weights)
+        publish(2)
+        publish(3)
+        await world.until("they are published", lambda: world.gateway._published.number == 3)
+        client.send("stored", 0, [0, 1])
+        await world.until("newer weights", lambda: len(weights()) == 2)
+        client.send("stored", 0, [0, 3])
+        await world.works()
+        found = weights()
+        assert [body[:2] for body in found] == [[0, 1], [0, 3]]
+        assert (found[1][2] == 3).all()
+
+    play(scenario)
+
+
+def test_the_progress_of_a_node_is_seen_in_the_slots_of_the_head() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        client.send("beat", 0, [0, [[2, 41, 3], [SLOTS, 1, 1], [-1, 1, 1]], 0.0])
+        await world.until("progress", lambda: world.slots.arena.progress(2, 41) == 3)
+        assert client.lost is None
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("ended", "kind"), [(True, "ended"), (False, "lost")])
+def test_a_node_hears_whether_the_run_has_ended_or_it_is_lost(*, ended: bool, kind: str) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        world.link.send(SendToNode("n", 1, 0, b"last"))
+        world.link.send(ForgetNode("n", ended))
+        await world.until("the end", lambda: kind in client.kinds())
+        assert client.kinds()[-2:] == ["down", kind]
+
+    play(scenario)
+
+
+def test_a_connection_that_ends_is_reported_and_the_node_may_come_back() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join("n")
+        client.connection.close()
+        assert (await world.got(NodeDisconnected))[0].name == "n"
+        again = await world.join("n")
+        world.link.send(SendToNode("n", 1, 0, b"again"))
+        await world.until("a message", lambda: "down" in again.kinds())
+
+    play(scenario)
