@@ -18,7 +18,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from tianflow.channels.frames import MalformedMessageError, Message, encode
 from tianflow.channels.keys import Keys
@@ -278,7 +277,7 @@ class Gateway:
             case kind, _:
                 raise MalformedMessageError(f"a node sent {kind!r:.40}")
 
-    def _store(self, slot: int, length: int, arrays: dict[str, NDArray[Any]]) -> int:
+    def _store(self, slot: Any, length: Any, arrays: Any) -> int:
         """Write a trajectory into its slot. The bytes that were written."""
         if type(slot) is not int or not 0 <= slot < self._arena.slots or length not in self._rows:
             raise MalformedMessageError(f"there is no slot {slot!r:.20} of length {length!r:.20}")

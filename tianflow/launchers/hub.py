@@ -597,11 +597,16 @@ class NodeHub:
             now = time.monotonic()
             # A pause of this process itself makes no node silent.
             pause, last = max(0.0, now - last - 2 * CHECK_S), now
-            for node in list(self._nodes.values()):
+            for node in self._nodes.values():
                 node.heard += pause
-                if now - node.heard > self._lease_s:
-                    self._lose(node, NODE_LOST, f"not heard for {self._lease_s:g} s")
+            self.find_lost(now)
             self._report_waiting(now)
+
+    def find_lost(self, now: float) -> None:
+        """Lose the nodes whose lease is over at ``now`` (`time.monotonic`)."""
+        for node in list(self._nodes.values()):
+            if now - node.heard > self._lease_s:
+                self._lose(node, NODE_LOST, f"not heard for {self._lease_s:g} s")
 
     def _report_waiting(self, now: float) -> None:
         since = max(min(self._waiting.values(), default=now), self._reported)
@@ -651,17 +656,24 @@ class NodeHub:
         """Move hosts to nodes with more free cores. A host moves only if it has more of a core
         there, so no host moves back.
         """
+        working = [node for node in self._nodes.values() if node.works()]
         staying = {
             node: [process for process in node.hosts.values() if not process.cause]
-            for node in self._nodes.values()
-            if node.works()
+            for node in working
         }
-        coming = dict.fromkeys(staying, 0)
-        while staying:
-            most = max(staying, key=lambda node: len(staying[node]) / node.cores)
-            least = min(staying, key=lambda n: (len(staying[n]) + coming[n]) / n.cores)
-            there = (len(staying[least]) + coming[least] + 1) / least.cores
-            if there >= len(staying[most]) / most.cores:
+        coming = dict.fromkeys(working, 0)
+
+        def there(node: Node) -> float:
+            return (len(staying[node]) + coming[node] + 1) / node.cores
+
+        for node in self._nodes.values():
+            for process in node.hosts.values():
+                if process.cause == MOVED and working:  # it has not arrived yet
+                    coming[min(working, key=there)] += 1
+        while working:
+            most = max(working, key=lambda node: len(staying[node]) / node.cores)
+            least = min(working, key=there)
+            if there(least) >= len(staying[most]) / most.cores:
                 return
             coming[least] += 1
             staying[most].pop().end_for(MOVED)

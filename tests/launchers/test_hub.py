@@ -1,0 +1,532 @@
+"""The nodes of a run, as the coordinator sees them: who is admitted, where hosts go, and what comes
+back when a node is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from tests.support.settings import cartpole
+from tests.support.worlds import small_layout
+from tianflow import __version__
+from tianflow.channels.latest import LatestCell
+from tianflow.channels.messages import (
+    MESSAGES,
+    AdmitNode,
+    ForgetNode,
+    Granted,
+    Heartbeat,
+    NodeArrived,
+    NodeDisconnected,
+    NodeSent,
+    NodeTraffic,
+    RefuseNode,
+    SendToNode,
+    SendWeights,
+    Stop,
+)
+from tianflow.channels.node_messages import (
+    PROTOCOL,
+    CloseNode,
+    ForkHost,
+    FromHost,
+    HostForked,
+    HostGone,
+    HostRefused,
+    KillHost,
+    NodeLeaves,
+    NodeReady,
+    NodeUnable,
+    OpenNode,
+    RequestCut,
+    SetSlots,
+    ToHost,
+    pack,
+    unpack,
+)
+from tianflow.channels.shm import SharedTransport
+from tianflow.core.payloads import EnvironmentSpec, Grant, Version
+from tianflow.errors import RunError
+from tianflow.interfaces import LiveSettings, MessageLink, RunView
+from tianflow.launchers.hub import MOVED, NODE_LEFT, NODE_LOST, NodeHub, NodeSeat, python_version
+from tianflow.planning.validation import require_valid
+
+T = TypeVar("T")
+LEASE_S = 15.0
+
+
+class FakeNode:
+    """The other end of a node's stream, behind a gateway that only relays."""
+
+    def __init__(self, world: World, name: str, *, cores: int = 1, incarnation: str = "") -> None:
+        self.world, self.name, self.cores = world, name, cores
+        self.incarnation = incarnation or f"{name}-1"
+        self.received, self.sent = 0, 0
+        self.messages: list[Any] = []
+
+    def hello(self, **changes: Any) -> None:
+        hello = {
+            "protocol": PROTOCOL,
+            "run": "r",
+            "tianflow": __version__,
+            "python": python_version(),
+            "name": self.name,
+            "incarnation": self.incarnation,
+            "before": "",
+            "received": self.received,
+            "cores": self.cores,
+            **changes,
+        }
+        self.world.hub.handle(NodeArrived(self.name.encode(), hello))
+
+    async def joins(self) -> FakeNode:
+        self.hello()
+        await self.world.turn()
+        self.says(NodeReady())
+        return self
+
+    def says(self, *messages: object, number: int | None = None) -> None:
+        self.sent = self.sent + 1 if number is None else number
+        self.world.hub.handle(NodeSent(self.name, self.sent, self.received, pack(messages)))
+
+    def acknowledges(self) -> None:
+        self.world.hub.handle(NodeSent(self.name, 0, self.received, b""))
+
+    def hears(self, message: SendToNode) -> None:
+        if message.number == self.received + 1:
+            self.received = message.number
+            self.messages += unpack(message.body)
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+class World:
+    """A hub, its gateway, and a run as far as the hub uses it."""
+
+    def __init__(self, *, expect: int = 1) -> None:
+        config = cartpole()
+        spec = require_valid(config).spec
+        assert spec is not None
+        self.slots = SharedTransport(layout=small_layout(), capacity=8)
+        self.slots.add_slots(4)
+        self.ledger = SimpleNamespace(published=Version(0, 0))
+        self.settled: list[Callable[[], None]] = []
+        self.run = SimpleNamespace(
+            id="r",
+            settings=LatestCell(LiveSettings(config, 1, paused=False, hold_learner=False), 0),
+            exchange=SimpleNamespace(ledger=self.ledger, on_settled=self.settled.append),
+            spec=cast("EnvironmentSpec", spec),
+        )
+        self.hub = NodeHub(
+            run=cast("RunView", self.run), slots=self.slots, expect=expect, lease_s=LEASE_S
+        )
+        self.nodes: dict[str, FakeNode] = {}
+        self.sent: list[Any] = []
+        self.open()
+
+    def open(self) -> None:
+        self.hub.open(cast("MessageLink", SimpleNamespace(send=self.to_gateway)))
+
+    def to_gateway(self, message: object) -> None:
+        self.sent.append(message)
+        if isinstance(message, SendToNode) and message.name in self.nodes:
+            self.nodes[message.name].hears(message)
+
+    def node(self, name: str, *, cores: int = 1, incarnation: str = "") -> FakeNode:
+        self.nodes[name] = FakeNode(self, name, cores=cores, incarnation=incarnation)
+        return self.nodes[name]
+
+    async def turn(self) -> None:
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    async def starts(self, host: str) -> tuple[NodeSeat, asyncio.Task[Any]]:
+        """A host that is being started, on the node that the hub picks."""
+        seat = await self.hub.place(host)
+        starting = asyncio.create_task(seat.start(host, b"payload", ()))
+        await self.turn()
+        return seat, starting
+
+
+def play(scenario: Callable[[World], Coroutine[Any, Any, None]], **arguments: Any) -> None:
+    async def run() -> None:
+        world = World(**arguments)
+        try:
+            async with asyncio.timeout(20.0):
+                await scenario(world)
+        finally:
+            world.slots.close()
+
+    asyncio.run(run())
+
+
+# Joining
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_gets_what_it_needs_first() -> None:
+    async def scenario(world: World) -> None:
+        node = world.node("n", cores=3)
+        node.hello()
+        await world.turn()
+        assert world.of(AdmitNode) == [AdmitNode(b"n", "n", 0, True, LEASE_S)]
+        (opened,) = node.of(OpenNode)
+        assert (opened.run, opened.capacity, opened.slots) == ("r", 8, 4)
+        assert opened.layout == small_layout()
+        assert opened.spec == world.run.spec
+        assert world.hub.statistics()["n"].cores == 3
+        assert not world.hub.statistics()["n"].ready
+        node.says(NodeReady())
+        assert world.hub.statistics()["n"].ready
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run": "other"}, "its run is 'other', and the run of the head is 'r'"),
+        ({"tianflow": "0.0.1"}, "its tianflow is '0.0.1'"),
+        ({"python": "2.7"}, "its python is '2.7'"),
+        ({"protocol": 99}, "its protocol is 99"),
+        ({"cores": 0}, "it offers 0 cores; at least 1 is needed"),
+        ({"cores": "4"}, "its first message is not complete: '4' is not of type int"),
+        ({"name": 3}, "its first message is not complete: 3 is not of type str"),
+    ],
+)
+def test_a_process_that_does_not_fit_is_refused_with_the_reason(
+    changes: dict[str, Any], reason: str
+) -> None:
+    async def scenario(world: World) -> None:
+        world.node("n").hello(**changes)
+        (refused,) = world.of(RefuseNode)
+        assert reason in refused.reason
+        assert not refused.again
+        assert world.hub.refused == 1
+        assert world.hub.statistics() == {}
+
+    play(scenario)
+
+
+def test_a_name_is_taken_while_its_node_speaks() -> None:
+    async def scenario(world: World) -> None:
+        await world.node("n").joins()
+        world.node("n", incarnation="another").hello()
+        (refused,) = world.of(RefuseNode)
+        assert "the name 'n' is taken" in refused.reason
+        assert world.hub.statistics()["n"].ready
+
+    play(scenario)
+
+
+def test_a_node_that_was_started_again_takes_the_place_of_the_old_one() -> None:
+    async def scenario(world: World) -> None:
+        await world.node("n").joins()
+        seat, starting = await world.starts("actors-0")
+        world.hub.handle(NodeDisconnected("n"))
+        await (again := world.node("n", incarnation="another")).joins()
+        with pytest.raises(RunError, match="the node is gone"):
+            await starting
+        assert seat.process.cause == NODE_LOST
+        assert again.of(OpenNode)
+        assert world.hub.statistics()["n"].hosts == 0
+
+    play(scenario)
+
+
+def test_a_lost_node_that_comes_back_is_refused_until_it_is_a_new_one() -> None:
+    async def scenario(world: World) -> None:
+        node = world.node("n")
+        node.received = 3
+        node.hello()
+        (refused,) = world.of(RefuseNode)
+        assert refused.reason == "it was lost"
+        assert refused.again
+
+    play(scenario)
+
+
+def test_a_node_that_cannot_make_the_environment_gets_no_host() -> None:
+    async def scenario(world: World) -> None:
+        node = world.node("n")
+        node.hello()
+        await world.turn()
+        node.says(NodeUnable("env.id = 'my:env': no module my"))
+        assert world.hub.statistics() == {}
+        assert world.of(ForgetNode) == [ForgetNode("n", False)]
+        assert world.hub.refused == 1
+
+    play(scenario)
+
+
+# Messages
+# --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_lost_and_nothing_repeated_when_the_connection_or_the_gateway_is_lost() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        seat, starting = await world.starts("actors-0")
+        (fork,) = node.of(ForkHost)
+        node.says(HostForked(fork.number, 77))
+        await starting
+        heard: list[Any] = []
+        link = seat.connect().open_link(
+            handle=heard.append, closed=lambda: None, failed=pytest.fail
+        )
+        world.hub.handle(NodeDisconnected("n"))
+        link.send(Stop())
+        await world.turn()
+        assert node.of(ToHost) == []
+        world.hub.shut()
+        world.open()
+        beat = FromHost(fork.number, MESSAGES.encode(Heartbeat(())))
+        node.hello()
+        await world.turn()
+        assert [message.message for message in node.of(ToHost)] == [["Stop", []]]
+        assert world.of(AdmitNode)[-1] == AdmitNode(b"n", "n", node.sent, False, LEASE_S)
+        node.says(beat)
+        node.says(beat, number=node.sent)
+        assert heard == [Heartbeat(())]
+
+    play(scenario)
+
+
+def test_a_gap_in_the_messages_of_a_node_loses_the_node() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        node.says(NodeReady(), number=5)
+        assert world.hub.statistics() == {}
+
+    play(scenario)
+
+
+def test_a_message_that_its_host_may_not_send_is_reported_with_the_error() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        seat, starting = await world.starts("actors-0")
+        (fork,) = node.of(ForkHost)
+        node.says(HostForked(fork.number, 77))
+        await starting
+        errors: list[Exception] = []
+        seat.connect().open_link(handle=lambda _: None, closed=lambda: None, failed=errors.append)
+        node.says(FromHost(fork.number, ["Unknown", []]))
+        assert "not the name of a known message" in str(errors[0])
+        assert world.hub.statistics()["n"].ready
+
+    play(scenario)
+
+
+def test_a_cut_reaches_the_node_that_has_the_ticket() -> None:
+    async def scenario(world: World) -> None:
+        one, two = await world.node("a").joins(), await world.node("b").joins()
+        seat, starting = await world.starts("actors-0")
+        holder = {"a": one, "b": two}[seat.node]
+        other = two if holder is one else one
+        (fork,) = holder.of(ForkHost)
+        holder.says(HostForked(fork.number, 77))
+        await starting
+        link = seat.connect().open_link(
+            handle=lambda _: None, closed=lambda: None, failed=pytest.fail
+        )
+        link.send(Granted("actor-0", 0, Grant(9, 2, Version(0, 0))))
+        world.slots.arena.request_cut(2, 9)
+        world.slots.arena.request_cut(2, 8)
+        await world.turn()
+        assert holder.of(RequestCut) == [RequestCut(2, 9)]
+        assert other.of(RequestCut) == []
+
+    play(scenario)
+
+
+def test_a_grant_has_the_weights_that_it_names_sent_first() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        seat, starting = await world.starts("actors-0")
+        node.says(HostForked(node.of(ForkHost)[0].number, 77))
+        await starting
+        link = seat.connect().open_link(
+            handle=lambda _: None, closed=lambda: None, failed=pytest.fail
+        )
+        world.sent.clear()
+        world.ledger.published = Version(0, 4)
+        link.send(Granted("actor-0", 0, Grant(9, 2, Version(0, 4))))
+        await world.turn()
+        kinds = [type(message) for message in world.sent]
+        assert kinds == [SendWeights, SendToNode]
+        assert world.of(SendWeights) == [SendWeights(Version(0, 4))]
+
+    play(scenario)
+
+
+def test_a_settled_update_has_its_weights_sent_at_once() -> None:
+    async def scenario(world: World) -> None:
+        world.ledger.published = Version(0, 4)
+        for observe in world.settled:
+            observe()
+            observe()
+        assert world.of(SendWeights) == [SendWeights(Version(0, 0)), SendWeights(Version(0, 4))]
+
+    play(scenario)
+
+
+def test_more_slots_are_announced_before_a_grant_may_name_them() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        world.slots.add_slots(2)
+        await world.turn()
+        assert node.of(SetSlots) == [SetSlots(6)]
+
+    play(scenario)
+
+
+# Placing
+# --------------------------------------------------------------------------------------------------
+
+
+def test_hosts_go_where_the_most_cores_are_free() -> None:
+    async def scenario(world: World) -> None:
+        await world.node("small", cores=1).joins()
+        await world.node("large", cores=3).joins()
+        places = [(await world.hub.place(f"actors-{index}")).node for index in range(4)]
+        assert sorted(places) == ["large", "large", "large", "small"]
+
+    play(scenario)
+
+
+def test_no_host_is_placed_before_as_many_nodes_work_as_expected() -> None:
+    async def scenario(world: World) -> None:
+        await world.node("a").joins()
+        placing = asyncio.create_task(world.hub.place("actors-0"))
+        await world.turn()
+        assert not placing.done()
+        await world.node("b").joins()
+        await placing
+        world.hub.handle(NodeDisconnected("a"))
+        assert (await world.hub.place("actors-1")).node == "b"
+
+    play(scenario, expect=2)
+
+
+async def a_started_host(world: World, host: str) -> NodeSeat:
+    seat, starting = await world.starts(host)
+    node = world.nodes[seat.node]
+    node.says(HostForked(node.of(ForkHost)[-1].number, 77))
+    await starting
+    return seat
+
+
+def test_a_node_that_joins_takes_hosts_of_a_full_one_and_none_moves_back() -> None:
+    async def scenario(world: World) -> None:
+        await world.node("a", cores=2).joins()
+        seats = [await a_started_host(world, f"actors-{index}") for index in range(5)]
+        asked: list[int] = []
+        for number, seat in enumerate(seats):
+            seat.process.leave = lambda number=number: asked.append(number)
+        await world.node("b", cores=2).joins()
+        assert len(asked) == 2
+        assert [seats[number].process.cause for number in asked] == [MOVED, MOVED]
+        world.hub.changed()
+        assert len(asked) == 2
+
+    play(scenario)
+
+
+def test_a_host_that_cannot_be_forked_is_an_error_with_the_name_of_its_node() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        _, starting = await world.starts("actors-0")
+        node.says(HostRefused(node.of(ForkHost)[0].number, "too many processes"))
+        with pytest.raises(RunError, match="node 'n': too many processes"):
+            await starting
+
+    play(scenario)
+
+
+# Ends
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_host_is_killed_by_a_message_and_is_gone_when_the_node_says_so() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        seat = await a_started_host(world, "actors-0")
+        seat.process.kill()
+        await world.turn()
+        (kill,) = node.of(KillHost)
+        assert not seat.process.ended.done()
+        node.says(HostGone(kill.number, -9))
+        assert await seat.process.wait() == -9
+        assert seat.process.cause == ""
+
+    play(scenario)
+
+
+def test_a_node_that_leaves_hands_over_its_hosts_and_then_is_closed() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        seat = await a_started_host(world, "actors-0")
+        asked: list[str] = []
+        seat.process.leave = lambda: asked.append("stop")
+        node.says(NodeLeaves())
+        await world.turn()
+        assert asked == ["stop"]
+        assert node.of(CloseNode) == []
+        assert not world.hub.statistics()["n"].ready
+        node.says(HostGone(node.of(ForkHost)[0].number, 0))
+        await world.turn()
+        assert node.of(CloseNode) == [CloseNode()]
+        assert await seat.process.wait() == 0
+        assert seat.process.cause == NODE_LEFT
+        world.hub.handle(NodeDisconnected("n"))
+        assert world.hub.statistics() == {}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("silence_s", "lost"), [(LEASE_S - 1.0, False), (LEASE_S + 0.1, True)])
+def test_a_node_is_lost_when_its_lease_is_over(*, silence_s: float, lost: bool) -> None:
+    async def scenario(world: World) -> None:
+        await world.node("n").joins()
+        seat = await a_started_host(world, "actors-0")
+        world.hub.find_lost(time.monotonic() + silence_s)
+        assert seat.process.ended.done() == lost
+        assert ("n" not in world.hub.statistics()) == lost
+        if lost:
+            assert seat.process.cause == NODE_LOST
+            assert world.of(ForgetNode) == [ForgetNode("n", False)]
+
+    play(scenario)
+
+
+def test_the_end_of_the_run_reaches_every_node() -> None:
+    async def scenario(world: World) -> None:
+        await world.node("a").joins()
+        await world.node("b").joins()
+        world.hub.close()
+        assert world.of(ForgetNode) == [ForgetNode("a", True), ForgetNode("b", True)]
+
+    play(scenario)
+
+
+def test_statistics_say_what_the_gateway_counted() -> None:
+    async def scenario(world: World) -> None:
+        await world.node("n").joins()
+        world.ledger.published = Version(0, 9)
+        sent, received = {"weights": 5}, {"trajectories": 7}
+        world.hub.handle(NodeTraffic("n", sent, received, Version(0, 6), 0.25))
+        found = world.hub.statistics()["n"]
+        assert (found.sent_bytes, found.received_bytes) == (sent, received)
+        assert (found.weights_lag, found.round_trip_s, found.up) == (3, 0.25, True)
+
+    play(scenario)
