@@ -1,0 +1,143 @@
+"""Runs on several machines: what arrives is what was sent, once, whatever fails between them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_oracle import Scraper, change
+from tests.support.effort import FACTOR
+from tests.support.nodes import NodeProcess, nodes
+from tests.support.oracle import Witness, oracle_config, until, until_true
+from tianflow import api
+from tianflow.coordinator import Run
+from tianflow.core.process_table import carries, processes
+from tianflow.interfaces import InProcess
+from tianflow.rundir.join_file import NAME
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+LEASE_S = 3.0
+FAULTS = ("kill", "leave", "gateway", "pause", "lose")
+TROUBLES = int(os.environ.get("TIANFLOW_NODE_TROUBLES", "1")) * len(FAULTS)
+
+
+def clustered(record: Path, **cluster: object) -> dict[str, Any]:
+    return oracle_config(
+        record,
+        env={"seconds": 0.001, "slow_share": 0.05, "factor": 20.0, "length": 12},
+        algorithm={"update_s": 0.004},
+        actors={"count": 4, "hosts": 4, "rollout_steps": 8},
+        balance={"max_staleness": 2, "min_fragment_steps": 1},
+        placement={"launcher": "nodes", "affinity": "none"},
+        cluster={"expect": 2, "lease_s": LEASE_S, "listen": "tcp://127.0.0.1:*", **cluster},
+        checkpoint={"every_s": 5.0},
+        run={"max_restarts": 100},
+    )
+
+
+def learner_pid(run: Run) -> int:
+    handle = run.hosts.handles.get("learner")
+    return handle.pid if isinstance(handle, InProcess) else 0
+
+
+def gateway_pid(run: Run) -> int:
+    """The process of the gateway; 0 while there is none."""
+    return next(
+        (
+            entry.pid
+            for entry in processes()
+            if entry.state != "Z"
+            and carries(entry.pid, "TIANFLOW_RUN", run.id)
+            and Path(f"/proc/{entry.pid}/comm").read_text().strip() == "gateway"
+        ),
+        0,
+    )
+
+
+async def disturb(run: Run, fault: str, node: NodeProcess) -> None:
+    """One fault, until the run has dealt with it."""
+    lost = run.hosts.restarts
+    match fault:
+        case "kill":
+            node.kill()
+            await until_true(run, lambda: gone(run, "node_lost") > gone_in(lost, "node_lost"))
+            node.start()
+        case "leave":
+            assert await asyncio.to_thread(node.leave) == 0
+            node.start()
+        case "gateway":
+            victim = gateway_pid(run)
+            os.kill(victim, signal.SIGKILL)
+            await until_true(run, lambda: gateway_pid(run) not in (0, victim))
+        case "pause":
+            node.stop()
+            await asyncio.sleep(LEASE_S / 3)  # its length is the experiment
+            node.resume()
+        case "lose":
+            node.stop()
+            await until_true(run, lambda: gone(run, "node_lost") > gone_in(lost, "node_lost"))
+            node.resume()
+    await until_true(run, lambda: works(run, node.name))
+
+
+def gone_in(restarts: Mapping[tuple[str, str], int], reason: str) -> int:
+    return sum(count for (_, why), count in restarts.items() if why == reason)
+
+
+def gone(run: Run, reason: str) -> int:
+    """How many hosts have ended because of ``reason``."""
+    return gone_in(run.hosts.restarts, reason)
+
+
+def works(run: Run, name: str) -> bool:
+    node = run.control.statistics().nodes.get(name)
+    return node is not None and node.ready and node.hosts == 2
+
+
+def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(tmp_path: Path) -> None:
+    """Every trajectory that is trained on is one that an actor has made, whole, once."""
+    dice = random.Random(5)
+    troubles = [FAULTS[number % len(FAULTS)] for number in range(TROUBLES * FACTOR)]
+
+    async def scenario() -> Run:
+        async with api.open_run(clustered(tmp_path / "record"), runs_dir=tmp_path, http=True) as h:
+            run = h.run
+            join = run.directory / NAME
+            pair = [NodeProcess(join, name, tmp_path / f"{name}.log") for name in ("a", "b")]
+            with nodes(*pair):
+                witness = Witness(run, lambda: learner_pid(run))
+                await until(run, 5)
+                scraper = Scraper(run)
+                scraping = asyncio.create_task(scraper.run())
+                for fault in troubles:
+                    change(run, dice)
+                    await until(run, run.exchange.ledger.snapshot().updates + 20)
+                    await disturb(run, fault, dice.choice(pair))
+                    await until(run, run.exchange.ledger.snapshot().updates + 20)
+                await until_true(run, lambda: scraper.looks > 10 or scraping.done())
+                if scraping.done():
+                    scraping.result()
+                scraping.cancel()
+                run.lifecycle.end("done", "test")
+                await h.wait()
+                began = time.monotonic()
+                for node in pair:
+                    assert await asyncio.to_thread(node.leave) == 0
+                assert time.monotonic() - began < 10.0
+                witness.check(tmp_path / "record", kills=0)
+            return run
+
+    run = asyncio.run(scenario())
+    ledger = run.exchange.ledger.snapshot()
+    assert ledger.violations == 0
+    assert ledger.dropped["node_lost"] > 0
+    assert {"died", "silent", "env_hang"}.isdisjoint(why for _, why in run.hosts.restarts)
+    assert not (run.directory / NAME).exists()
