@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.machines import Machine
 from tianflow.core.process_table import carries, processes
 from tianflow.rundir.control_file import NAME, ControlFile
 
@@ -95,6 +96,8 @@ class LiveRun:
     settings: Mapping[str, object]
     arguments: tuple[str, ...]
     name: str
+    machine: Machine | None = None
+    """Where it runs; None: on this machine."""
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -115,6 +118,8 @@ class LiveRun:
             str(self.folder),
             *overrides,
         ]
+        if self.machine is not None:
+            command = self.machine.command(*command)
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "controllers"))),
@@ -169,6 +174,14 @@ class LiveRun:
         control = self.control
         if control is None:
             return 0, ""
+        if self.machine is not None:
+            return self.machine.within(lambda: self._ask(control, path, method, body))
+        return self._ask(control, path, method, body)
+
+    @staticmethod
+    def _ask(
+        control: ControlFile, path: str, method: str, body: Mapping[str, object] | None
+    ) -> tuple[int, str]:
         headers = {
             "Authorization": f"Bearer {control.token}",
             "Content-Type": "application/merge-patch+json",
@@ -339,15 +352,23 @@ def command_of(pid: int) -> str:
 
 
 @contextmanager
-def run(folder: Path, *arguments: str, **settings: object) -> Iterator[LiveRun]:
-    """A run with `SMALL` settings and ``settings`` (``env__id`` means ``env.id``); nothing of it
-    may be left afterwards.
+def run(
+    folder: Path, *arguments: str, machine: Machine | None = None, **settings: object
+) -> Iterator[LiveRun]:
+    """A run with `SMALL` settings and ``settings`` (``env__id`` means ``env.id``), on ``machine``;
+    nothing of it may be left afterwards.
     """
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are wanted; this is the directory that must stay clean
     given = {key.replace("__", "."): value for key, value in settings.items()}
     name = f"run-{uuid.uuid4().hex[:12]}"
     with _watched(
-        LiveRun(folder, {**SMALL, **given, "run.name": name}, arguments or ("cartpole_ppo",), name),
+        LiveRun(
+            folder,
+            {**SMALL, **given, "run.name": name},
+            arguments or ("cartpole_ppo",),
+            name,
+            machine,
+        ),
         before,
     ) as live:
         yield live

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.harness import LiveRun, run
 from tests.e2e.test_oracle import Scraper, change
 from tests.support.effort import FACTOR
+from tests.support.machines import Machine, machines, require_machines
 from tests.support.nodes import NodeProcess, nodes
 from tests.support.oracle import Witness, oracle_config, until, until_true
 from tianflow import api
@@ -25,6 +27,8 @@ from tianflow.rundir.join_file import NAME
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 LEASE_S = 3.0
+CABLE_LEASE_S = 8.0
+"""Longer than the reconnection of TCP after a second without a cable."""
 FAULTS = ("kill", "leave", "gateway", "pause", "lose")
 TROUBLES = int(os.environ.get("TIANFLOW_NODE_TROUBLES", "1")) * len(FAULTS)
 
@@ -141,3 +145,116 @@ def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(tmp_path: 
     assert ledger.dropped["node_lost"] > 0
     assert {"died", "silent", "env_hang"}.isdisjoint(why for _, why in run.hosts.restarts)
     assert not (run.directory / NAME).exists()
+
+
+def node_on(live: LiveRun, machine: Machine, folder: Path) -> NodeProcess:
+    return NodeProcess(
+        live.directory / NAME, machine.name, folder / f"{machine.name}.log", wrap=machine.command
+    )
+
+
+def of_node(live: LiveRun, name: str, machine: str, *labels: str) -> float:
+    """A metric of a node. Labels are sorted by name: kind, node."""
+    return live.metric(name, *labels, machine)
+
+
+def test_machines_train_and_weights_cross_each_cable_once(tmp_path: Path) -> None:
+    """Each published version crosses each cable once: the bytes that its interface has counted are
+    those of the weights that its node was sent, and little else.
+    """
+    require_machines()
+    with (
+        machines("head", "one", "two") as network,
+        run(
+            tmp_path,
+            machine=network["head"],
+            env__id="CartPole-v1",
+            env__num_envs=16,
+            network__hidden=[64, 64],
+            actors__rollout_steps=128,
+            actors__count=2,
+            algorithm__epochs=4,
+            algorithm__minibatch_size=256,
+            algorithm__batch_trajectories=1,
+            placement__launcher="nodes",
+            cluster__expect=2,
+            cluster__lease_s=CABLE_LEASE_S,
+        ) as live,
+    ):
+        live.until("the join file", (live.directory / NAME).exists)
+        pair = [node_on(live, network[name], tmp_path) for name in ("one", "two")]
+        with nodes(*pair):
+            live.until_training()
+            before = counted(live, network)
+            updates = live.until_training(more=100)
+            after = counted(live, network)
+            version = after["learner"][0] / (updates + 1)
+            slack = 10 * version + 100_000  # the gateway reports what it has sent each second
+            for name in ("one", "two"):
+                crossed, weights, messages = (
+                    after[name][place] - before[name][place] for place in range(3)
+                )
+                published = after["learner"][0] - before["learner"][0]
+                assert 0.2 * published < weights <= 1.1 * published + slack
+                assert crossed <= 1.1 * (weights + messages) + slack
+            live.until("it has learned", lambda: live.status()["returns"]["mean"] >= 475.0)
+            live.interrupt()
+            assert live.result["trajectories"]["dropped"].keys() <= {"stopped"}
+            for node in pair:
+                assert node.leave() == 0, node.output
+
+
+def test_a_cable_may_be_out_for_less_than_the_lease(tmp_path: Path) -> None:
+    """Nothing is lost then. Longer, and the node is lost: its actors work elsewhere until it is
+    back.
+    """
+    require_machines()
+    with (
+        machines("head", "one", "two") as network,
+        run(
+            tmp_path,
+            machine=network["head"],
+            placement__launcher="nodes",
+            cluster__expect=2,
+            cluster__lease_s=CABLE_LEASE_S,
+        ) as live,
+    ):
+        live.until("the join file", (live.directory / NAME).exists)
+        pair = [node_on(live, network[name], tmp_path) for name in ("one", "two")]
+        with nodes(*pair):
+            live.until_training()
+            with network["one"].unplugged():
+                time.sleep(1.0)  # its length is the experiment
+            live.until("it is heard", lambda: of_node(live, "node_silent_seconds", "one") < 1.0)
+            live.until_training(more=5)
+            assert live.restarts() == 0
+            assert live.metric("trajectories_dropped_total", "node_lost") == 0
+            network["one"].unplug()
+            live.until("it is lost", lambda: live.metric("node_hosts", "two") == 2)
+            live.until_training(more=5)
+            assert live.metric("component_restarts_total", "actors-0", "node_lost") + live.metric(
+                "component_restarts_total", "actors-1", "node_lost"
+            )
+            network["one"].plug()
+            live.until("it is back", lambda: live.metric("node_hosts", "one") == 1)
+            live.until_training(more=5)
+            assert live.metric("staleness_violations_total") == 0
+            for node in pair:
+                assert node.leave() == 0, node.output
+
+
+def counted(live: LiveRun, network: Mapping[str, Machine]) -> dict[str, tuple[float, ...]]:
+    """Bytes so far: for each node, those that its interface has received, and of weights and
+    messages what the gateway has sent; what the learner has published.
+    """
+    seen = live.metrics()
+    found = {
+        name: (
+            float(network[name].traffic.received),
+            seen["node_sent_bytes_total", "weights", name],
+            seen["node_sent_bytes_total", "messages", name],
+        )
+        for name in ("one", "two")
+    }
+    published = [value for key, value in seen.items() if key[0].endswith("weights_bytes_total")]
+    return {**found, "learner": (sum(published),)}

@@ -10,6 +10,7 @@ connections, as with a real cable.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
@@ -17,11 +18,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -38,6 +40,9 @@ PACKETS = "64kb"
 NO_IPV6 = tuple(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6" for name in ("all", "default"))
 QUEUE = "100ms"
 """Longest time that a packet waits for a limited link, before it is lost."""
+CLONE_NEWNET = 0x40000000
+T = TypeVar("T")
+_libc = ctypes.CDLL(None, use_errno=True)
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 POLL_S = 0.01
 END_S = 10.0
@@ -129,6 +134,24 @@ class Machine:
         if done.returncode:
             raise MachineError(f"{self.name}: {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
+
+    def within(self, function: Callable[[], T]) -> T:
+        """Call ``function`` on this machine, in a thread of this process: what it connects to is
+        reached from here.
+        """
+
+        def work() -> T:
+            descriptor = os.open(NAMESPACES / self._namespace, os.O_RDONLY)
+            try:
+                if _libc.setns(descriptor, CLONE_NEWNET) != 0:
+                    raise MachineError(f"{self.name}: setns: {os.strerror(ctypes.get_errno())}")
+            finally:
+                os.close(descriptor)
+            return function()
+
+        # A thread never leaves the network that it has entered, so it is not used again.
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(work).result()
 
     # Cable
     # ----------------------------------------------------------------------------------------------

@@ -134,6 +134,8 @@ class Membership:
         self._lease_s = JOIN_S
         self.admitted = False
         """True once the run has accepted this node."""
+        self.last_error = "it does not answer"
+        """Why there is no connection."""
         self._outage = False
         self._echo = 0.0
         self._slots: SharedTransport | None = None
@@ -225,6 +227,7 @@ class Membership:
 
     def _lost(self, error: TianflowError) -> None:
         self._stream.disconnected()
+        self.last_error = str(error)
         if isinstance(error, RefusedConnectionError) and not error.again and not self.admitted:
             self._fail(RefusedNodeError(str(error)))
             return
@@ -551,15 +554,17 @@ class NodeProcess:
                 continue
             waiting = False
             try:
-                how, before, admitted = await self._join(join, before)
-            except RefusedNodeError as error:
-                if not error.again:
+                how, before, admitted, error = await self._join(join, before)
+            except RefusedNodeError as refusal:
+                if not refusal.again:
                     raise
-                log.warning("the run does not accept this node yet", why=str(error))
+                log.warning("the run does not accept this node yet", why=str(refusal))
                 await self._pause()
                 continue
             if admitted:
                 log.info("no longer a node", run=join.run, how=how)
+            elif how == "lost":
+                log.warning("the head cannot be reached", address=join.address, why=error)
             if admitted:
                 member_at = time.monotonic()
             if how == "left" or (self._once and how == "ended"):
@@ -568,12 +573,13 @@ class NodeProcess:
                 return
             await self._pause()
 
-    async def _join(self, join: JoinFile, before: str) -> tuple[str, str, bool]:
-        """How a membership ended, its incarnation, and whether it was admitted."""
+    async def _join(self, join: JoinFile, before: str) -> tuple[str, str, bool, str]:
+        """How a membership ended, its incarnation, whether it was admitted, and its last error."""
         member = Membership(join=join, name=self._name, cores=self._cores, before=before)
         self._membership = member
         try:
-            return await member.run(), member.incarnation, member.admitted
+            how = await member.run()
+            return how, member.incarnation, member.admitted, member.last_error
         finally:
             self._membership = None
 

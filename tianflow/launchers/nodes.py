@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from tianflow.launchers.hub import NodeHostProcess
 
 GATEWAY = "tianflow.hosts.gateway:main"
+SIOCGIFADDR = 0x8915
 ON_HEAD = ("learner", "rank", "replay", "evaluator")
 END_S = 1.0
 """Seconds for nodes to hear that the run has ended."""
@@ -310,5 +313,18 @@ def advertised(address: str) -> str:
         try:
             probe.connect(("192.0.2.1", 9))  # no packet leaves: the system only picks a route
             return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
+        except OSError:  # a network without a route to others
+            return next(_addresses(probe), socket.gethostname())
+
+
+def _addresses(end: socket.socket) -> Iterator[str]:
+    """IPv4 addresses of this machine's interfaces, without loopback."""
+    for _, name in socket.if_nameindex():
+        request = struct.pack("256s", name.encode())
+        try:
+            answer = fcntl.ioctl(end.fileno(), SIOCGIFADDR, request)
+        except OSError:  # the interface has none
+            continue
+        address = socket.inet_ntoa(answer[20:24])
+        if not address.startswith("127."):
+            yield address
