@@ -14,42 +14,40 @@ from typing import Any
 import pytest
 
 from tests.e2e.harness import LiveRun, run
-from tests.e2e.test_oracle import Scraper, change
-from tests.support.effort import FACTOR
+from tests.e2e.test_oracle import Scraper, change, pid_of
 from tests.support.machines import Machine, machines, require_machines
 from tests.support.nodes import NodeProcess, nodes
 from tests.support.oracle import Witness, oracle_config, until, until_true
 from tianflow import api
 from tianflow.coordinator import Run
 from tianflow.core.process_table import carries, processes
-from tianflow.interfaces import InProcess
 from tianflow.rundir.join_file import NAME
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 LEASE_S = 3.0
 CABLE_LEASE_S = 8.0
 """Longer than the reconnection of TCP after a second without a cable."""
-FAULTS = ("kill", "leave", "gateway", "pause", "lose")
-TROUBLES = int(os.environ.get("TIANFLOW_NODE_TROUBLES", "1")) * len(FAULTS)
+FAULTS = {
+    "local": ("kill", "leave", "gateway", "pause", "lose"),
+    "central": ("kill", "gateway", "server"),
+}
+TROUBLES = int(os.environ.get("TIANFLOW_NODE_TROUBLES", "1"))
+"""How often each fault happens in one run; more of them for a long look."""
 
 
-def clustered(record: Path, **cluster: object) -> dict[str, Any]:
+def clustered(record: Path, inference: str) -> dict[str, Any]:
     return oracle_config(
         record,
         env={"seconds": 0.001, "slow_share": 0.05, "factor": 20.0, "length": 12},
         algorithm={"update_s": 0.004},
-        actors={"count": 4, "hosts": 4, "rollout_steps": 8},
+        actors={"count": 4, "hosts": 4, "rollout_steps": 8, "inference": inference},
+        inference={"servers": 2, "device": "cpu"},
         balance={"max_staleness": 2, "min_fragment_steps": 1},
         placement={"launcher": "nodes", "affinity": "none"},
-        cluster={"expect": 2, "lease_s": LEASE_S, "listen": "tcp://127.0.0.1:*", **cluster},
+        cluster={"expect": 2, "lease_s": LEASE_S, "listen": "tcp://127.0.0.1:*"},
         checkpoint={"every_s": 5.0},
         run={"max_restarts": 100},
     )
-
-
-def learner_pid(run: Run) -> int:
-    handle = run.hosts.handles.get("learner")
-    return handle.pid if isinstance(handle, InProcess) else 0
 
 
 def gateway_pid(run: Run) -> int:
@@ -81,6 +79,10 @@ async def disturb(run: Run, fault: str, node: NodeProcess) -> None:
             victim = gateway_pid(run)
             os.kill(victim, signal.SIGKILL)
             await until_true(run, lambda: gateway_pid(run) not in (0, victim))
+        case "server":
+            victim = pid_of(run, "inference-0")
+            os.kill(victim, signal.SIGKILL)
+            await until_true(run, lambda: pid_of(run, "inference-0") not in (0, victim))
         case "pause":
             node.stop()
             await asyncio.sleep(LEASE_S / 3)  # its length is the experiment
@@ -106,18 +108,22 @@ def works(run: Run, name: str) -> bool:
     return node is not None and node.ready and node.hosts == 2
 
 
-def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inference", ["local", "central"])
+def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(
+    tmp_path: Path, inference: str
+) -> None:
     """Every trajectory that is trained on is one that an actor has made, whole, once."""
     dice = random.Random(5)
-    troubles = [FAULTS[number % len(FAULTS)] for number in range(TROUBLES * FACTOR)]
+    troubles = TROUBLES * FAULTS[inference]
 
     async def scenario() -> Run:
-        async with api.open_run(clustered(tmp_path / "record"), runs_dir=tmp_path, http=True) as h:
+        config = clustered(tmp_path / "record", inference)
+        async with api.open_run(config, runs_dir=tmp_path, http=True) as h:
             run = h.run
             join = run.directory / NAME
             pair = [NodeProcess(join, name, tmp_path / f"{name}.log") for name in ("a", "b")]
             with nodes(*pair):
-                witness = Witness(run, lambda: learner_pid(run))
+                witness = Witness(run, lambda: pid_of(run, "learner"))
                 await until(run, 5)
                 scraper = Scraper(run)
                 scraping = asyncio.create_task(scraper.run())
@@ -143,7 +149,9 @@ def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(tmp_path: 
     ledger = run.exchange.ledger.snapshot()
     assert ledger.violations == 0
     assert ledger.dropped["node_lost"] > 0
-    assert {"died", "silent", "env_hang"}.isdisjoint(why for _, why in run.hosts.restarts)
+    assert {"died", "silent", "env_hang"}.isdisjoint(
+        why for host, why in run.hosts.restarts if host.startswith("actors")
+    )
     assert not (run.directory / NAME).exists()
 
 

@@ -5,6 +5,7 @@ stranger sends harms nothing.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -15,6 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.worlds import small_layout
+from tianflow.channels.arena import (
+    MOST_PLACES,
+    SlotRequests,
+    input_rows,
+    place_of,
+    row_of,
+)
 from tianflow.channels.frames import Message, encode
 from tianflow.channels.keys import Keys
 from tianflow.channels.link import Link, socket_pair
@@ -33,7 +41,7 @@ from tianflow.channels.messages import (
 from tianflow.channels.shm import SharedMemory, SharedTransport, SharedWeights
 from tianflow.channels.tcp import TcpConnection, new_context
 from tianflow.core.layout import written_rows
-from tianflow.core.payloads import Version
+from tianflow.core.payloads import MOST_ROWS, Version
 from tianflow.errors import TianflowError
 from tianflow.hosts.gateway import Gateway
 
@@ -70,17 +78,21 @@ class Client:
 class World:
     """A gateway on this loop, and the coordinator's end of its link."""
 
-    def __init__(self, keys: Keys | None) -> None:
+    def __init__(self, keys: Keys | None, servers: int) -> None:
         self.keys = keys
-        self.slots = SharedTransport(layout=LAYOUT, capacity=SLOTS)
+        layout = small_layout(request_noise=2) if servers else LAYOUT
+        bells = servers + 1 if servers else 0
+        self.slots = SharedTransport(layout=layout, capacity=SLOTS, bells=bells)
         self.slots.add_slots(SLOTS)
         memory = SharedMemory.attach(self.slots.weights, SharedWeights.nbytes_for(FLAT))
         self.weights = SharedWeights(memory=memory, nbytes=FLAT)
         self.received: list[Any] = []
         ours, theirs = socket_pair()
         self.link = Link(end=ours, handle=self.received.append, closed=lambda: None)
-        start = StartGateway("tcp://127.0.0.1:*", {} if keys is None else keys.texts, LAYOUT)
-        self.gateway = Gateway(start, theirs, self.slots.slots, self.slots.weights)
+        start = StartGateway("tcp://127.0.0.1:*", {} if keys is None else keys.texts, layout)
+        self.gateway = Gateway(
+            start, theirs, self.slots.slots, self.slots.weights, self.slots.bells
+        )
         self.context = new_context()
         self.clients: list[Client] = []
 
@@ -128,14 +140,21 @@ class World:
         client.up(1, b"probe")
         await self.until("it is heard", lambda: len(self.sent()) > before)
 
+    def rings(self, bell: int) -> bool:
+        """True if the doorbell has rung since the last look."""
+        try:
+            return os.eventfd_read(self.slots.bells[bell].fd) > 0
+        except BlockingIOError:
+            return False
+
     def trajectory(self, length: int, value: int) -> dict[str, Any]:
         views, rows = self.slots.arena.views(0), written_rows(LAYOUT, length)
         return {name: np.full_like(views[name][: rows[name]], value) for name in views}
 
 
 @asynccontextmanager
-async def a_world(keys: Keys | None = None) -> AsyncIterator[World]:
-    world = World(keys)
+async def a_world(keys: Keys | None = None, servers: int = 0) -> AsyncIterator[World]:
+    world = World(keys, servers)
     running = asyncio.create_task(world.gateway.run())
     try:
         yield world
@@ -149,9 +168,9 @@ async def a_world(keys: Keys | None = None) -> AsyncIterator[World]:
         world.slots.close()
 
 
-def play(scenario: Scenario, keys: Keys | None = None) -> None:
+def play(scenario: Scenario, keys: Keys | None = None, servers: int = 0) -> None:
     async def run() -> None:
-        async with a_world(keys) as world:
+        async with a_world(keys, servers) as world:
             await scenario(world)
 
     asyncio.run(run())
@@ -365,6 +384,95 @@ def test_weights_are_sent_once_a_node_has_room_and_the_newest_only() -> None:
         found = weights()
         assert [body[:2] for body in found] == [[0, 1], [0, 3]]
         assert (found[1][2] == 3).all()
+
+    play(scenario)
+
+
+def a_request(world: World, slot: int, value: float) -> dict[str, Any]:
+    """What a node sends of row 2 of a request."""
+    places = input_rows(world.slots.arena, slot, 2)
+    return {name: np.full_like(array, value) for name, array in places.items()}
+
+
+def answer(world: World, version: Version) -> list[tuple[int, int]]:
+    """Answer every request in the slots of the head, as an inference server does."""
+    requests = SlotRequests(world.slots.arena, index=0, servers=1)
+    found = requests.open()
+    for slot, request in found:
+        world.slots.arena.request_views(slot)["action"][...] = 1
+        requests.answer(slot, request, version)
+        world.slots.bells[place_of(request)].ring()
+    return found
+
+
+def test_a_request_of_a_node_is_answered_by_a_server_of_the_head() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        asked = (9 * MOST_ROWS + 2) * MOST_PLACES + 5
+        client.send("ask", 0, [[1, asked, a_request(world, 1, 3)]])
+        await world.until("a request", lambda: world.rings(0))
+        assert (world.slots.arena.views(1)["obs/camera"][2] == 3).all()
+        assert (world.slots.arena.request_views(1)["noise"][2] == 3).all()
+        assert [row_of(request) for _, request in answer(world, Version(0, 7))] == [2]
+        await world.until("an answer", lambda: "answers" in client.kinds())
+        ((slot, request, lineage, number, fields),) = client.received[-1].body
+        assert (slot, request, lineage, number) == (1, asked, 0, 7)
+        assert (fields["action"] == 1).all()
+        assert not {"noise", "asked/at"} & fields.keys()
+
+    play(scenario, servers=1)
+
+
+def test_a_request_that_is_sent_again_is_not_computed_again() -> None:
+    """The connection was lost between the answer of the server and its arrival."""
+
+    async def scenario(world: World) -> None:
+        client = await world.join("n")
+        asked = (9 * MOST_ROWS + 2) * MOST_PLACES + 5
+        client.send("ask", 0, [[1, asked, a_request(world, 1, 3)]])
+        await world.until("a request", lambda: world.rings(0))
+        client.connection.close()
+        await world.got(NodeDisconnected)
+        answer(world, Version(0, 7))
+        again = await world.join("n")
+        again.send("ask", 0, [[1, asked, a_request(world, 1, 3)]])
+        await world.until("an answer", lambda: "answers" in again.kinds())
+        assert not world.rings(0)
+        assert answer(world, Version(0, 8)) == []
+
+    play(scenario, servers=1)
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda world: [SLOTS, 512, a_request(world, 1, 3)],
+        lambda world: [1, 4 * MOST_PLACES, a_request(world, 1, 3)],
+        lambda world: [1, 512, {**a_request(world, 1, 3), "noise": np.ones(3)}],
+        lambda _: [1, 512, {}],
+        lambda _: [1, 512],
+        lambda _: [1, "a", {}],
+    ],
+)
+def test_a_request_that_does_not_fit_closes_the_connection(
+    request_of: Callable[[World], Any],
+) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        client.send("ask", 0, [request_of(world)])
+        await world.until("it is closed", lambda: client.lost is not None)
+        assert not world.rings(0)
+        await world.works()
+
+    play(scenario, servers=1)
+
+
+def test_a_request_without_inference_servers_closes_the_connection() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        client.send("ask", 0, [[1, 512, {}]])
+        await world.until("it is closed", lambda: client.lost is not None)
+        await world.works()
 
     play(scenario)
 

@@ -70,8 +70,8 @@ class Pong(NamedTuple):
 FIRST = Version(1, 0)
 
 
-def small_layout() -> TrajectoryLayout:
-    """Four steps of two environments."""
+def small_layout(request_noise: int = 0) -> TrajectoryLayout:
+    """Four steps of two environments; ``request_noise``: as in `make_layout`."""
     observation = (LeafSpec("", (3,), "float32"), LeafSpec("camera", (2, 2), "uint8"))
     spec = EnvironmentSpec(
         "Small-v0",
@@ -80,7 +80,9 @@ def small_layout() -> TrajectoryLayout:
         NUM_ENVS,
         "next_step",
     )
-    return make_layout(spec, steps=STEPS, state_spec={}, return_accumulator=False)
+    return make_layout(
+        spec, steps=STEPS, state_spec={}, return_accumulator=False, request_noise=request_noise
+    )
 
 
 def tickets(batch: Batch) -> tuple[int, ...]:

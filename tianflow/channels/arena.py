@@ -21,6 +21,8 @@ from tianflow.core.payloads import MOST_ROWS, Grant, TrajectoryLayout, Version, 
 _WORDS = 8  # one cache line a slot, so that two writers never share one
 _PROGRESS_TICKET, _PROGRESS, _CUT_TICKET, _ASKED, _ANSWERED, _LINEAGE, _NUMBER, _SLOTS = range(8)
 
+OBSERVATION, STATE, MASK = "obs/", "state/", "action_mask"
+"""Names of fields that a policy reads, or their prefixes."""
 MOST_PLACES = 2**8
 """A request is one word: ticket, row (below `MOST_ROWS`), and the place of the actor's host."""
 
@@ -98,6 +100,20 @@ class Arena:
         self.words[slot, _CUT_TICKET] = ticket + 1
         if self.on_cut is not None:
             self.on_cut(slot, ticket)
+
+    def ask_for(self, slot: int, request: int) -> None:
+        """Store ``request`` of a writer on another machine. All that it consists of has been
+        written.
+        """
+        self.request_views(slot)[ASKED_AT][...] = time.monotonic()
+        self.words[slot, _ASKED] = request
+
+    def answer_to(self, slot: int, request: int) -> Version | None:
+        """The version that has answered ``request``; None while it is open."""
+        row = self.words[slot]
+        if row[_ANSWERED] != request:
+            return None
+        return Version(int(row[_LINEAGE]), int(row[_NUMBER]))
 
     def report(self, slot: int, ticket: int, steps: int) -> None:
         """Store that the writer of ``ticket``, on another machine, has taken ``steps`` steps."""
@@ -192,6 +208,35 @@ def row_of(request: int) -> int:
     return request // MOST_PLACES % MOST_ROWS
 
 
+def at_place(request: int, place: int) -> int:
+    """``request`` as one of a host at ``place``."""
+    return request // MOST_PLACES * MOST_PLACES + place
+
+
 def place_of(request: int) -> int:
     """The place of the host that asks."""
     return request % MOST_PLACES
+
+
+def input_rows(arena: Arena, slot: int, row: int) -> dict[str, NDArray[Any]]:
+    """What the policy sees in ``row`` of ``slot``, as views: ``obs/<leaf>``, ``action_mask``,
+    ``noise`` and ``state/<leaf>``, [N, ...] each.
+    """
+    found = {
+        name: array[row]
+        for name, array in arena.views(slot).items()
+        if name == MASK or name.startswith(OBSERVATION)
+    }
+    for name, array in arena.request_views(slot).items():
+        if name == "noise":
+            found[name] = array[row]
+        elif name.startswith(STATE):
+            found[name] = array
+    return found
+
+
+def answer_fields(request: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Names of the fields of a request that an inference server writes."""
+    return [
+        name for name in request if name not in ("noise", ASKED_AT) and not name.startswith(STATE)
+    ]

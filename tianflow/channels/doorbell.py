@@ -51,8 +51,13 @@ class Doorbell:
             select.select([self.fd], [], [], left)
         else:
             self._poll.poll(math.ceil(1000.0 * left))
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the rings so far, for a waiter that watches ``fd`` itself."""
+        if self.fd >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.fd)
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""

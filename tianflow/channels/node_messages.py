@@ -27,7 +27,8 @@ PROTOCOL = 1
 class OpenNode:
     """The first message to a new node: what its memory looks like, and what its hosts run.
 
-    ``capacity``: slots that there is address space for. ``slots``: slots that exist.
+    ``capacity``: slots that there is address space for. ``slots``: slots that exist. ``bells``:
+    doorbells, those of ``servers`` inference servers first.
     """
 
     run: str
@@ -36,6 +37,8 @@ class OpenNode:
     layout: TrajectoryLayout
     capacity: int
     slots: int
+    bells: int
+    servers: int
 
 
 @message

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tianflow.components.inference_batch import MASK, OBSERVATION, STATE, input_rows, named, scatter
+from tianflow.channels.arena import MASK, OBSERVATION, STATE, input_rows
+from tianflow.components.inference_batch import named, scatter
 from tianflow.components.requesting import NEXT
 from tianflow.core.layout import ASKED_AT
 from tianflow.logs import logger

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from tianflow.channels.arena import MASK, OBSERVATION, STATE, input_rows
 from tianflow.components.acting import record
 from tianflow.components.requesting import NEXT
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from tianflow.interfaces import ArrayStep, Policy
 
     Array = NDArray[Any]
-
-OBSERVATION, STATE = "obs/", "state/"
-MASK = "action_mask"
 
 
 class BatchInference(Protocol):
@@ -107,23 +105,6 @@ class PolicyBatch:
                 buffer[place * n : (place + 1) * n] = row[name]
             found[name] = buffer[:size]
         return found
-
-
-def input_rows(arena: Arena, slot: int, row: int) -> dict[str, Array]:
-    """What the policy sees in ``row`` of ``slot``, as views: ``obs/<leaf>``, ``action_mask``,
-    ``noise`` and ``state/<leaf>``, [N, ...] each.
-    """
-    found = {
-        name: array[row]
-        for name, array in arena.views(slot).items()
-        if name == MASK or name.startswith(OBSERVATION)
-    }
-    for name, array in arena.request_views(slot).items():
-        if name == "noise":
-            found[name] = array[row]
-        elif name.startswith(STATE):
-            found[name] = array
-    return found
 
 
 def scatter(

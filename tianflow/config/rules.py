@@ -423,9 +423,6 @@ def _check_nodes(config: Config) -> list[Problem]:
     launcher: Any = plugins.load("tianflow.launchers", name, path="placement.launcher")
     if not launcher.capabilities.nodes:
         return []
-    if config.central:
-        message = f"with the launcher {name}, actors and inference servers share no memory"
-        problems.append(Problem("actors.inference", "central", message, "local"))
     if config.run.deterministic:
         message = f"with the launcher {name}, the order of trajectories depends on the network"
         accepted = "false, or placement.launcher = inline"

@@ -18,7 +18,10 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
+from tianflow.channels.arena import answer_fields, at_place, input_rows, row_of
+from tianflow.channels.doorbell import Doorbell
 from tianflow.channels.frames import MalformedMessageError, Message, encode
 from tianflow.channels.keys import Keys
 from tianflow.channels.link import Link
@@ -81,14 +84,27 @@ class Gateway:
         end: of the link to the coordinator.
         slots: descriptor of the slots of the run.
         weights: descriptor of its weights.
+        bells: doorbells of the inference servers, and the gateway's own as the last one.
     """
 
-    def __init__(self, start: StartGateway, end: socket.socket, slots: int, weights: int) -> None:
+    def __init__(
+        self,
+        start: StartGateway,
+        end: socket.socket,
+        slots: int,
+        weights: int,
+        bells: Sequence[Doorbell] = (),
+    ) -> None:
         self._arena, self._memory = mapped_arena(start.layout, slots), weights
         self._rows = {
             length: written_rows(start.layout, length)
             for length in range(1, start.layout.steps + 1)
         }
+        self._bells = bells
+        self._asking: dict[int, tuple[str, int]] = {}
+        """(node, its request) by slot, of requests to inference servers without an answer."""
+        if bells:
+            asyncio.get_running_loop().add_reader(bells[-1].fd, self._answered)
         self._weights: SharedWeights | None = None
         self._published = NO_VERSION
         self._guests: dict[bytes, Peer] = {}
@@ -129,6 +145,8 @@ class Gateway:
             beats.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await beats
+            if self._bells:
+                asyncio.get_running_loop().remove_reader(self._bells[-1].fd)
             if self._listener is not None:
                 self._listener.close()
             self._link.close()
@@ -255,20 +273,20 @@ class Gateway:
     def _handle(self, name: str, member: _Member, message: Message) -> None:
         match message.kind, message.body:
             case "up", [int(received), np.ndarray() as body, list(attachments)]:
-                if not accepts(member.received, message.number):
-                    return
-                for slot, length, arrays in attachments:
-                    member.arrived["trajectories"] += self._store(slot, length, arrays)
-                member.received = message.number
-                member.arrived["messages"] += body.nbytes
-                self._link.send(NodeSent(name, message.number, received, body.tobytes()))
+                if accepts(member.received, message.number):
+                    for slot, length, arrays in attachments:
+                        member.arrived["trajectories"] += self._store(slot, length, arrays)
+                    member.received = message.number
+                    member.arrived["messages"] += body.nbytes
+                    self._link.send(NodeSent(name, message.number, received, body.tobytes()))
             case "beat", [int(received), list(progress), float(echo)]:
-                for slot, ticket, steps in progress:
-                    if 0 <= slot < self._arena.slots:
-                        self._arena.report(slot, ticket, steps)
+                self._report(progress)
                 if echo:
                     member.round_trip_s = max(0.0, time.monotonic() - echo)
                 self._link.send(NodeSent(name, 0, received, b""))
+            case "ask", list(requests):
+                for slot, request, inputs in requests:
+                    self._ask(name, slot, request, inputs)
             case "stored", [int(lineage), int(number)]:
                 member.weights, member.sending = Version(lineage, number), False
                 self._send_weights(member)
@@ -276,6 +294,48 @@ class Gateway:
                 pass
             case kind, _:
                 raise MalformedMessageError(f"a node sent {kind!r:.40}")
+
+    def _report(self, progress: Sequence[Any]) -> None:
+        for slot, ticket, steps in progress:
+            if 0 <= slot < self._arena.slots:
+                self._arena.report(slot, ticket, steps)
+
+    def _ask(self, name: str, slot: Any, request: Any, inputs: Any) -> None:
+        """Write a request of a node into its slot, and ask the inference server of the slot."""
+        if not self._bells or type(slot) is not int or not 0 <= slot < self._arena.slots:
+            raise MalformedMessageError(f"no inference server answers slot {slot!r:.20}")
+        row = row_of(request)
+        if row >= self._arena.layout.steps:
+            raise MalformedMessageError(f"a trajectory has no row {row}")
+        places = input_rows(self._arena, slot, row)
+        if not isinstance(inputs, dict) or inputs.keys() != places.keys():
+            raise MalformedMessageError("a request has other fields than the run")
+        for field_name, array in inputs.items():
+            _copy(field_name, places[field_name], array)
+        own = at_place(request, len(self._bells) - 1)
+        self._asking[slot] = name, request
+        if self._arena.answer_to(slot, own) is None:
+            self._arena.ask_for(slot, own)
+            self._bells[slot % (len(self._bells) - 1)].ring()
+        else:  # the connection was lost before the answer arrived
+            self._bells[-1].ring()
+
+    def _answered(self) -> None:
+        """Send the answers that inference servers have written."""
+        self._bells[-1].clear()
+        found: dict[str, list[Any]] = {}
+        for slot, (name, request) in list(self._asking.items()):
+            own = at_place(request, len(self._bells) - 1)
+            version = self._arena.answer_to(slot, own)
+            if version is not None:
+                del self._asking[slot]
+                views = self._arena.request_views(slot)
+                answer = {key: views[key].copy() for key in answer_fields(views)}
+                found.setdefault(name, []).append([slot, request, *version, answer])
+        for name, answers in found.items():
+            member = self._members.get(name)
+            if member is not None and member.connected:
+                self._send(member, "answers", 0, answers)
 
     def _store(self, slot: Any, length: Any, arrays: Any) -> int:
         """Write a trajectory into its slot. The bytes that were written."""
@@ -286,12 +346,16 @@ class Gateway:
             raise MalformedMessageError("a trajectory has other fields than the run")
         written = 0
         for name, array in arrays.items():
-            place = views[name][: rows[name]]
-            if place.shape != np.shape(array) or place.dtype != array.dtype:
-                raise MalformedMessageError(f"{name} has another shape or dtype than in the run")
-            place[...] = array
-            written += place.nbytes
+            written += _copy(name, views[name][: rows[name]], array)
         return written
+
+
+def _copy(name: str, place: NDArray[Any], array: Any) -> int:
+    """Write what a node sent into ``place``. The bytes that were written."""
+    if place.shape != np.shape(array) or place.dtype != array.dtype:
+        raise MalformedMessageError(f"{name} has another shape or dtype than in the run")
+    place[...] = array
+    return place.nbytes
 
 
 def main(payload: bytes, descriptors: Sequence[int]) -> int:
@@ -299,17 +363,17 @@ def main(payload: bytes, descriptors: Sequence[int]) -> int:
 
     Args:
         payload: a packed `StartGateway`.
-        descriptors: the end of the link, the slots, the weights.
+        descriptors: the end of the link, the slots, the weights, doorbells.
     """
     start = MESSAGES.decode(msgpack.unpackb(payload, strict_map_key=False))
     if not isinstance(start, StartGateway):
         raise BrokenChannelError(f"a gateway starts with StartGateway, not {type(start).__name__}")
-    number, slots, weights = descriptors
+    number, slots, weights, *bells = descriptors
     end = socket.socket(fileno=number)
     end.setblocking(False)
 
     async def run() -> None:
-        await Gateway(start, end, slots, weights).run()
+        await Gateway(start, end, slots, weights, [Doorbell(bell) for bell in bells]).run()
 
     loops.run(run())
     return 0

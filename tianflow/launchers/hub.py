@@ -58,6 +58,7 @@ from tianflow.core.statistics import NodeStatistics
 from tianflow.errors import BrokenChannelError, RunError
 from tianflow.interfaces import Connection
 from tianflow.logs import logger
+from tianflow.planning.placement import bells_on_node, servers_of
 
 if TYPE_CHECKING:
     from tianflow.channels.shm import SharedTransport
@@ -537,6 +538,8 @@ class NodeHub:
                     self._slots.arena.layout,
                     self._slots.arena.capacity,
                     self._slots.arena.slots,
+                    bells_on_node(settings.value.config),
+                    servers_of(settings.value.config),
                 )
             )
             self._admit(message, node, 0, fresh=True)

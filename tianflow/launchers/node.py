@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tianflow import __version__
+from tianflow.channels.arena import SlotRequests, input_rows, place_of, row_of
 from tianflow.channels.frames import MalformedMessageError, Message, encode
 from tianflow.channels.link import RelayLink
 from tianflow.channels.messages import Granted, Handlers
@@ -62,6 +63,7 @@ from tianflow.planning.probe import probe
 from tianflow.rundir.join_file import JoinFile
 
 if TYPE_CHECKING:
+    from tianflow.channels.doorbell import Doorbell
     from tianflow.channels.tcp import Context
     from tianflow.interfaces import MessageLink
     from tianflow.launchers.host_forker import ForkedHost
@@ -143,6 +145,11 @@ class Membership:
         self._version = NO_VERSION
         self._held: deque[tuple[Version, object]] = deque()
         """Messages that wait for weights."""
+        self._servers: Sequence[Doorbell] = ()
+        """Doorbells that hosts here ring to ask inference servers."""
+        self._requests: SlotRequests
+        self._asked: dict[int, int] = {}
+        """The last request of each slot that was sent."""
         self._hosts: dict[int, _Host] = {}
         self._open_slots: dict[int, int] = {}
         """Ticket by slot, of grants to hosts here."""
@@ -182,6 +189,8 @@ class Membership:
                 host.kill()
                 if host.link is not None:
                     host.link.close()
+            for bell in self._servers:
+                asyncio.get_running_loop().remove_reader(bell.fd)
             if self._slots is not None:
                 self._slots.close()
             self._context.destroy(linger=200)
@@ -288,6 +297,8 @@ class Membership:
                 self._pump()
             case "weights", [int(lineage), int(number), np.ndarray() as flat]:
                 self._store_weights(Version(lineage, number), flat)
+            case "answers", list(answers):
+                self._answer(answers)
             case "beat", [float(echo)]:
                 self._echo = echo
             case ("lost" | "ended") as how, _:
@@ -302,6 +313,9 @@ class Membership:
         self._stream.connected(received)
         self._pump()
         self._say_stored()
+        self._asked.clear()  # an answer may have been lost with the connection
+        for bell in self._servers:
+            bell.ring()
 
     # Messages
     # ----------------------------------------------------------------------------------------------
@@ -335,7 +349,9 @@ class Membership:
 
     def _open(self, message: OpenNode) -> None:
         try:
-            self._slots = SharedTransport(layout=message.layout, capacity=message.capacity)
+            self._slots = SharedTransport(
+                layout=message.layout, capacity=message.capacity, bells=message.bells
+            )
             self._slots.add_slots(message.slots)
         except TianflowError as error:
             self._unable(str(error))
@@ -345,7 +361,37 @@ class Membership:
             length: written_rows(message.layout, length)
             for length in range(1, message.layout.steps + 1)
         }
+        self._servers = self._slots.bells[: message.servers]
+        self._requests = SlotRequests(self._slots.arena, index=0, servers=1)
+        for bell in self._servers:
+            asyncio.get_running_loop().add_reader(bell.fd, self._ask, bell)
         self._start(self._prepare(message))
+
+    def _ask(self, bell: Doorbell) -> None:
+        """Send the requests of hosts here to the inference servers of the head."""
+        bell.clear()
+        assert self._slots is not None
+        arena, found = self._slots.arena, list[Any]()
+        for slot, request in self._requests.open():
+            if self._asked.get(slot) != request:
+                self._asked[slot] = request
+                found.append([slot, request, input_rows(arena, slot, row_of(request))])
+        if found:
+            self._send("ask", 0, found)
+
+    def _answer(self, answers: Sequence[Any]) -> None:
+        """Hand the answers of inference servers to the hosts that wait for them."""
+        assert self._slots is not None
+        arena = self._slots.arena
+        places = set()
+        for slot, request, lineage, number, fields in answers:
+            views = arena.request_views(slot)
+            for name, array in fields.items():
+                views[name][...] = array
+            self._requests.answer(slot, request, Version(lineage, number))
+            places.add(place_of(request))
+        for place in places:
+            self._slots.bells[place].ring()
 
     def _unable(self, reason: str) -> None:
         self._post(NodeUnable(reason))

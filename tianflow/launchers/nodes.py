@@ -29,6 +29,7 @@ from tianflow.launchers.hub import NodeHub
 from tianflow.launchers.processes import PRELOAD, TARGET
 from tianflow.launchers.remote import RemoteHost, shared_slots
 from tianflow.logs import logger
+from tianflow.planning.placement import bells_on_head
 from tianflow.rundir.join_file import NAME, JoinFile
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 GATEWAY = "tianflow.hosts.gateway:main"
 SIOCGIFADDR = 0x8915
-ON_HEAD = ("learner", "rank", "replay", "evaluator")
+ON_HEAD = ("learner", "rank", "replay", "inference", "evaluator")
 END_S = 1.0
 """Seconds for nodes to hear that the run has ended."""
 log = logger("nodes")
@@ -62,7 +63,7 @@ class NodeLauncher:
         self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None
     ) -> SharedTransport:
         """Shared memory of the head. Nodes have slots of the same numbers."""
-        return shared_slots(config=config, layout=layout, draws=draws)
+        return shared_slots(config=config, layout=layout, draws=draws, bells=bells_on_head(config))
 
     async def provide(self, join_file: Path, run: RunView) -> None:
         """Provide nodes until cancelled. Here an operator starts them; an error ends the run.
@@ -253,8 +254,9 @@ class GatewayKeeper:
                 self._slots.arena.layout,
             )
             payload = msgpack.packb(MESSAGES.encode(start))
+            bells = [bell.fd for bell in self._slots.bells]
             process = await self._forker.spawn(
-                "gateway", GATEWAY, payload, connection.descriptors[:3]
+                "gateway", GATEWAY, payload, (*connection.descriptors[:3], *bells)
             )
         finally:
             connection.close()

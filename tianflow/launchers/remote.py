@@ -93,17 +93,21 @@ def host_environment(run_id: str, host: str) -> dict[str, str]:
 
 
 def shared_slots(
-    *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None
+    *,
+    config: Config,
+    layout: TrajectoryLayout,
+    draws: TrajectoryLayout | None,
+    bells: int | None = None,
 ) -> SharedTransport:
     """`tianflow.interfaces.Launcher.slots` for hosts on one machine: shared memory, sized by
-    ``balance.memory_limit``.
+    ``balance.memory_limit``. ``bells``: number of doorbells; None: those of all hosts.
     """
     return SharedTransport(
         layout=layout,
         capacity=slots_capacity(config, layout),
         draws=draws,
         draw_slots=DRAW_SLOTS,
-        bells=bells_wanted(config),
+        bells=bells_wanted(config) if bells is None else bells,
     )
 
 

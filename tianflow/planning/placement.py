@@ -11,6 +11,8 @@ from tianflow.config.rules import MOST_DOORBELLS, cores_of_learner
 from tianflow.core import devices
 from tianflow.core.program import ComponentSpec, HostSpec, LauncherCapabilities, Program
 
+MOST_ASKING = 64
+"""Hosts of actors on nodes at most, with central inference and without ``actors.hosts``."""
 LEARNER = ComponentSpec("learner", "learner")
 EVALUATOR = ComponentSpec("evaluator", "evaluator")
 
@@ -64,6 +66,20 @@ def bells_wanted(config: Config) -> int:
     inference.
     """
     return servers_of(config) + hosts_wanted(config) if config.central else 0
+
+
+def bells_on_head(config: Config) -> int:
+    """Number of doorbells on the head of a run with nodes: one for each inference server, and one
+    for the gateway, which asks for all nodes.
+    """
+    return servers_of(config) + 1 if config.central else 0
+
+
+def bells_on_node(config: Config) -> int:
+    """Number of doorbells on a node: those that its hosts ring instead of the servers, and one for
+    each host that it may get.
+    """
+    return servers_of(config) + (config.actors.hosts or MOST_ASKING) if config.central else 0
 
 
 def shard_count(config: Config) -> int:
@@ -131,7 +147,7 @@ def _hosts_of_actors(
     their node.
     """
     others = () if elsewhere else _cores_of_others(config, cores)[1]
-    wanted = config.actors.hosts or max(1, len(actors)) if elsewhere else hosts_wanted(config)
+    wanted = hosts_on_nodes(config) if elsewhere else hosts_wanted(config)
     shared = [
         tuple(actor for actor in actors if actor.index % wanted == place) for place in range(wanted)
     ]
@@ -153,6 +169,12 @@ def hosts_wanted(config: Config) -> int:
     """
     wanted = config.actors.hosts or max(1, devices.cores() - cores_of_learner(config))
     return min(wanted, MOST_DOORBELLS - servers_of(config)) if config.central else wanted
+
+
+def hosts_on_nodes(config: Config) -> int:
+    """Number of actor hosts on all nodes: as the config says, else one for each actor."""
+    wanted = config.actors.hosts or max(1, config.actors.count)
+    return min(wanted, config.actors.hosts or MOST_ASKING) if config.central else wanted
 
 
 def _share(cores: tuple[int, ...], place: int, hosts: int) -> tuple[int, ...]:
