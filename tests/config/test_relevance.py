@@ -33,10 +33,15 @@ def test_inference_has_an_effect_with_servers_only() -> None:
     assert "inference" in relevant(tables("ppo", actors={"inference": "central"}))
 
 
+def test_nodes_have_an_effect_with_their_launcher_only() -> None:
+    assert "cluster" not in relevant(tables("ppo"))
+    assert "cluster" in relevant(tables("ppo", placement={"launcher": "nodes"}))
+
+
 def test_addresses_and_arguments_of_sinks_are_omitted() -> None:
     whole = tables("ppo", metrics={"kwargs": {"wandb": {"key": "private"}}})
     found = relevant(whole)
-    assert set(whole) - set(found) == {"http", "metrics", "replay", "inference"}
+    assert set(whole) - set(found) == {"http", "metrics", "replay", "inference", "cluster"}
     assert "private" not in str(found)
 
 

@@ -357,6 +357,30 @@ def test_what_several_ranks_cannot_do_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("path", "message", "overrides"),
+    [
+        ("run.deterministic", "the order of trajectories", ["run.deterministic=true"]),
+        ("actors.count", "does not know the cores of its nodes", ["actors.count=auto"]),
+        ("cluster.lease_s", "steps of environments are not seen", ["cluster.lease_s=60"]),
+        ("cluster.lease_s", "are not seen", ["env.step_timeout_s=10"]),
+        ("cluster.listen", "has the wrong form", ["cluster.listen=http://a:1"]),
+        ("cluster.listen", "has the wrong form", ["cluster.listen=tcp://a"]),
+        ("cluster.expect", "is out of range", ["cluster.expect=0"]),
+    ],
+)
+def test_what_nodes_cannot_do_is_refused(path: str, message: str, overrides: list[str]) -> None:
+    assert message in refused("placement.launcher=nodes", *overrides)[path].message
+
+
+def test_settings_of_nodes_have_no_effect_on_one_machine() -> None:
+    config("cluster.lease_s=60", "actors.count=auto")
+
+
+def test_actors_on_nodes_may_ask_inference_servers_of_the_head() -> None:
+    config("placement.launcher=nodes", "actors.inference=central")
+
+
+@pytest.mark.parametrize(
     ("expected", "bound", "overrides"),
     [
         (8, 8, ["weights.publish=interval"]),

@@ -455,6 +455,8 @@ def test_labels_are_small_sets_only(run: FakeRun) -> None:
         "side",
         "sink",
         "process",
+        "node",
+        "kind",
         "role",
         "verdict",
         "name",

@@ -24,6 +24,7 @@ from tianflow.core.statistics import (
     Diagnosis,
     HistogramBuilder,
     InferenceMeasures,
+    NodeStatistics,
     ProcessStatistics,
     ReplayStatistics,
     RunStatistics,
@@ -254,6 +255,20 @@ class FakeRun:
                 "coordinator": ProcessStatistics(0.1 * (self.now - self.began), 2**26),
                 "learner": ProcessStatistics(0.9 * (self.now - self.began), 2**28),
                 "actors-0": ProcessStatistics(2.0, None),
+            },
+            nodes={
+                "far": NodeStatistics(
+                    up=True,
+                    ready=True,
+                    cores=4,
+                    hosts=2,
+                    silent_s=0.25,
+                    round_trip_s=0.002,
+                    weights_lag=1,
+                    unacknowledged=3,
+                    sent_bytes={"messages": 2**10, "weights": 2**20},
+                    received_bytes={"messages": 2**11, "trajectories": 2**21},
+                )
             },
             events_received=ledger.committed,
             generation=self.generation,

@@ -4,8 +4,9 @@ output with the page.
 - A fence that begins with ``# NAME.py`` or ``# NAME.toml`` is a file of that name.
 - In a ``console`` fence a line that begins with ``$`` is a command. The lines under it must appear
   in its output, in that order. ``...`` matches any text. A command that ends in ``&`` runs in the
-  background until the page ends; the reader waits until it trains, or, for ``tianflow env-server``, until it
-  listens. The reader stops servers at the end of the page.
+  background until the page ends; the reader waits until it trains. It waits until ``tianflow env-server``
+  listens, and until a run that has nodes answers, for which a later ``tianflow node`` lets it train.
+  The reader stops servers at the end of the page.
 - Every other ``python`` fence is a program. A ``text`` fence is ignored.
 """
 
@@ -49,6 +50,14 @@ class Command:
     @property
     def serves(self) -> bool:
         return self.line.startswith("tianflow env-server ")
+
+    @property
+    def is_node(self) -> bool:
+        return self.line.startswith("tianflow node ")
+
+    @property
+    def needs_nodes(self) -> bool:
+        return "placement.launcher=nodes" in self.line
 
 
 @dataclass(frozen=True)
@@ -196,11 +205,12 @@ class Reader:
             new = [
                 contact
                 for name, contact in client.running(self.folder / "runs").items()
-                if name not in before
+                if command.is_node or name not in before
             ]
             with suppress(TianflowError):  # it does not answer yet
                 return any(
                     client.request(contact, "GET")["bottleneck"].endswith(("bound", "balanced"))
+                    or command.needs_nodes
                     for contact in new
                 )
             return False

@@ -74,8 +74,8 @@ def parse_cores(text: str) -> set[int]:
 
     usable, found = os.sched_getaffinity(0), set[int]()
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last if dash else first).isdecimal():
             found = set()
             break
         found |= set(range(int(first), int(last or first) + 1))

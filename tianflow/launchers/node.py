@@ -171,13 +171,9 @@ class Membership:
     async def run(self) -> str:
         """Until it ends; see `ended`."""
         self._connect()
+        self._start(self._watch())
         try:
-            async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._watch())
-                try:
-                    return await self.ended
-                finally:
-                    watch.cancel()
+            return await self.ended
         finally:
             for task in self._tasks:
                 task.cancel()

@@ -1,0 +1,147 @@
+"""``tianflow node`` refuses what it cannot use, waits for what is to come, and ends when it is asked
+to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.settings import cartpole
+from tianflow.channels.keys import Keys
+from tianflow.channels.tcp import TcpListener
+from tianflow.cli.node import parse_cores
+from tianflow.errors import ConfigError
+from tianflow.launchers import node as nodes
+from tianflow.launchers.node import NodeProcess, RefusedNodeError
+from tianflow.launchers.nodes import NodeLauncher, advertised
+from tianflow.planning import placement
+from tianflow.rundir.join_file import JoinFile
+
+PATIENCE_S = 20.0
+
+
+def process(path: Path, *, once: bool = False) -> NodeProcess:
+    return NodeProcess(join_file=path, name="n", cores=1, once=once)
+
+
+def end(work: Any, *, after_s: float = 0.0, made: NodeProcess | None = None) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            if made is not None:
+                asyncio.get_running_loop().call_later(after_s, made.leave)
+            await work
+
+    asyncio.run(run())
+
+
+def test_a_node_without_a_join_file_waits_and_leaves_when_it_is_asked_to(tmp_path: Path) -> None:
+    made = process(tmp_path / "join.toml")
+    end(made.run(), after_s=0.2, made=made)
+
+
+def test_a_node_whose_head_does_not_answer_leaves_when_it_is_asked_to(tmp_path: Path) -> None:
+    path = tmp_path / "join.toml"
+    JoinFile("r", "tcp://127.0.0.1:9", Keys.generate()).write(path)
+    made = process(path)
+    end(made.run(), after_s=0.2, made=made)
+
+
+def test_a_node_that_takes_part_once_gives_up_a_head_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nodes, "JOIN_S", 0.1)
+    monkeypatch.setattr(nodes, "PATIENCE_S", 0.2)
+    path = tmp_path / "join.toml"
+    JoinFile("r", "tcp://127.0.0.1:9", Keys.generate()).write(path)
+    end(process(path, once=True).run())
+    (record,) = {entry.getMessage(): entry for entry in caplog.records}.values()
+    assert record.getMessage() == "the head cannot be reached"
+    assert "does not accept connections" in record.__dict__["why"]
+
+
+def test_a_join_file_of_another_start_of_the_run_is_refused_by_its_keys(tmp_path: Path) -> None:
+    keys, other = Keys.generate(), Keys.generate()
+    listener = TcpListener("tcp://127.0.0.1:*", keys=keys)
+    path = tmp_path / "join.toml"
+    stranger = replace(other, server_public=keys.server_public)
+    JoinFile("r", listener.address, stranger).write(path)
+
+    async def run() -> None:
+        listener.serve(lambda *_: None, lambda: None)
+        try:
+            await process(path).run()
+        finally:
+            listener.close()
+
+    with pytest.raises(RefusedNodeError, match="the keys do not match"):
+        end(run())
+
+
+def test_a_join_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "join.toml"
+    JoinFile("r", "tcp://127.0.0.1:9", Keys.generate()).write(path)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="other users can read its keys"):
+        end(process(path).run())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("0", {0}), ("0-1", {0, 1}), ("0,1", {0, 1}), (" 1 , 0-0 ", {0, 1})]
+)
+def test_cores_are_numbers_and_ranges(
+    text: str, found: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert parse_cores(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "a", "2", "0-2", "1-", "-1", "0--1", "0;1", "1-0"])
+def test_cores_that_do_not_exist_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with pytest.raises(ConfigError, match="are not cores of this machine; accepted: numbers from"):
+        parse_cores(text)
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("tcp://127.0.0.1:5", "127.0.0.1"),
+        ("tcp://localhost:5", "localhost"),
+        ("tcp://10.1.2.3:5", "10.1.2.3"),
+        ("tcp://[fd00::1]:5", "[fd00::1]"),
+    ],
+)
+def test_nodes_reach_the_address_at_which_the_head_listens(address: str, host: str) -> None:
+    assert advertised(address) == host
+
+
+def test_a_head_that_listens_everywhere_is_reached_by_an_address_of_its_own() -> None:
+    assert advertised("tcp://0.0.0.0:5") not in ("0.0.0.0", "*", "")
+
+
+def test_actors_on_nodes_have_a_host_each_and_no_cores_of_the_head() -> None:
+    config = cartpole().model_copy(deep=True)
+    actors = config.actors.model_copy(update={"count": 5})
+    config = config.model_copy(update={"actors": actors})
+    hosts = placement.build(config, NodeLauncher.capabilities).hosts
+    elsewhere = [host for host in hosts if host.name.startswith("actors-")]
+    assert len(elsewhere) == 5
+    assert all(host.cores == () for host in elsewhere)
+
+
+def test_doorbells_of_head_and_node_have_room_for_servers_and_hosts() -> None:
+    central = SimpleNamespace(
+        central=True,
+        inference=SimpleNamespace(servers=2),
+        actors=SimpleNamespace(hosts=None, count=9),
+    )
+    assert placement.bells_on_head(central) == 3  # type: ignore[arg-type]  # as far as it is read
+    assert placement.bells_on_node(central) == 2 + placement.MOST_ASKING  # type: ignore[arg-type]
+    assert placement.hosts_on_nodes(central) == 9  # type: ignore[arg-type]
