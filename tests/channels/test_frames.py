@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tianflow.channels import frames
-from tianflow.channels.frames import MalformedMessageError, Message, decode, encode
+from tianflow.channels.frames import (
+    MalformedMessageError,
+    Message,
+    decode,
+    encode,
+    joined,
+    pieces,
+)
 
 ARRAYS = arrays.arrays(
     st.sampled_from(sorted(frames.DTYPES)).map(np.dtype),
@@ -245,3 +252,43 @@ def test_a_short_header_cannot_reserve_much_memory(bomb: Any) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 * 1024**2
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_an_array_that_is_too_large_for_a_frame_is_sent_in_parts(
+    rows: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "PIECE", 4 * 6)
+    array = np.arange(rows * 3, dtype=np.int16).reshape(rows, 3)
+    sent = pieces(array)
+    assert (len(sent) if isinstance(sent, list) else 1) == parts
+    assert all(np.shares_memory(part, array) for part in sent)
+    place = np.zeros_like(array)
+    assert joined(place, sent) == array.nbytes
+    assert (place == array).all()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        np.zeros((3, 2), np.int16),
+        np.zeros((2, 3), np.int32),
+        np.zeros(6, np.int16),
+        [np.zeros((1, 3), np.int16)],
+        [np.zeros((1, 3), np.int16), np.zeros((2, 3), np.int16)],
+        [np.zeros((1, 3), np.int16), np.zeros((1, 2), np.int16)],
+        [np.zeros((2, 3), np.int16), np.int16(3)],
+        [np.zeros((2, 3), np.int64)],
+        [],
+        [[1, 2, 3], [4, 5, 6]],
+        None,
+        3,
+        b"abc",
+    ],
+    ids=repr,
+)
+def test_what_does_not_fit_into_its_place_is_refused_and_changes_nothing(sent: object) -> None:
+    place = np.full((2, 3), 7, np.int16)
+    with pytest.raises(MalformedMessageError):
+        joined(place, sent)
+    assert (place == 7).all()

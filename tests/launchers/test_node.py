@@ -9,17 +9,18 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.support.settings import cartpole
 from tianflow.channels.keys import Keys
+from tianflow.channels.node_messages import NodeReady
 from tianflow.channels.tcp import TcpListener
 from tianflow.cli.node import parse_cores
 from tianflow.errors import ConfigError
 from tianflow.launchers import node as nodes
-from tianflow.launchers.node import NodeProcess, RefusedNodeError
+from tianflow.launchers.node import Membership, NodeProcess, RefusedNodeError
 from tianflow.launchers.nodes import NodeLauncher, advertised
 from tianflow.planning import placement
 from tianflow.rundir.join_file import JoinFile
@@ -145,3 +146,28 @@ def test_doorbells_of_head_and_node_have_room_for_servers_and_hosts() -> None:
     assert placement.bells_on_head(central) == 3  # type: ignore[arg-type]  # as far as it is read
     assert placement.bells_on_node(central) == 2 + placement.MOST_ASKING  # type: ignore[arg-type]
     assert placement.hosts_on_nodes(central) == 9  # type: ignore[arg-type]
+
+
+def test_hosts_are_not_read_while_too_many_messages_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of a node does not grow while the head does not acknowledge."""
+    monkeypatch.setattr(nodes, "MOST_WAITING", 4)
+    path = tmp_path / "join.toml"
+    JoinFile("r", "tcp://127.0.0.1:9", None).write(path)
+
+    async def run() -> None:
+        member = Membership(join=JoinFile.read(path), name="n", cores=1, before="")
+        reads: list[bool] = []
+        member._hosts[1] = cast("Any", SimpleNamespace(read=reads.append))
+        for _ in range(6):
+            member._post(NodeReady())
+            member._end_turn()
+        assert reads == [False]
+        member._acknowledge(4)
+        assert reads == [False]
+        member._acknowledge(5)
+        assert reads == [False, True]
+        member._context.destroy(linger=0)
+
+    asyncio.run(run())

@@ -19,6 +19,8 @@ from tianflow.errors import TianflowError
 Frame = bytes | memoryview
 MAX_FRAME = 64 * 1024**2
 """Most bytes of one frame, unless a receiver accepts fewer."""
+PIECE = 32 * 1024**2
+"""Larger arrays are sent in parts (`pieces`)."""
 MAX_FRAMES = 256
 """Most frames of one message."""
 MAX_HEADER = 1024**2
@@ -84,6 +86,40 @@ def encode(kind: str, number: int, body: object, *, max_frame: int = MAX_FRAME) 
         except MalformedMessageError as error:
             raise ValueError(f"a receiver would not accept this message: {error}") from error
     return frames
+
+
+def pieces(array: NDArray[Any]) -> NDArray[Any] | list[NDArray[Any]]:
+    """``array``, or parts of it along its first axis if one frame is too small for it. Shared, not
+    copied. `joined` is the inverse.
+    """
+    if array.nbytes <= PIECE:
+        return array
+    rows = max(1, PIECE * len(array) // array.nbytes)
+    return [array[start : start + rows] for start in range(0, len(array), rows)]
+
+
+def joined(place: NDArray[Any], found: Any) -> int:
+    """Write what `pieces` made into ``place``. The bytes that were written.
+
+    Raises:
+        MalformedMessageError: it has another shape or data type than ``place``.
+    """
+    parts = found if isinstance(found, list) else [found]
+    if any(getattr(part, "dtype", None) != place.dtype for part in parts):
+        raise MalformedMessageError("an array has another data type than its place")
+    shapes = [np.shape(part) for part in parts]
+    if isinstance(found, list):
+        inner = all(shape and shape[1:] == place.shape[1:] for shape in shapes)
+        fits = inner and bool(place.shape) and sum(shape[0] for shape in shapes) == len(place)
+    else:
+        fits = shapes[0] == place.shape
+    if not fits:
+        raise MalformedMessageError("an array has another shape than its place")
+    row = 0
+    for part, shape in zip(parts, shapes, strict=True):
+        (place[row : row + shape[0]] if isinstance(found, list) else place)[...] = part
+        row += shape[0] if shape else 0
+    return place.nbytes
 
 
 def _pack(value: object, frames: list[Frame], depth: int) -> bytes:

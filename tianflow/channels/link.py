@@ -221,5 +221,14 @@ class RelayLink(Link):
     relays them and looks at few.
     """
 
+    def read(self, wanted: bool) -> None:
+        """Receive messages, or leave them in the socket: the other end then drops events."""
+        if not self._open:
+            return
+        if wanted:
+            self._loop.add_reader(self._end.fileno(), self.handle_one)
+        else:
+            self._loop.remove_reader(self._end.fileno())
+
     _encode = staticmethod(lambda values: values)
     _decode = staticmethod(lambda values: values)

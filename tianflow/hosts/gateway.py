@@ -18,11 +18,10 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from tianflow.channels.arena import answer_fields, at_place, input_rows, row_of
 from tianflow.channels.doorbell import Doorbell
-from tianflow.channels.frames import MalformedMessageError, Message, encode
+from tianflow.channels.frames import MalformedMessageError, Message, encode, joined, pieces
 from tianflow.channels.keys import Keys
 from tianflow.channels.link import Link
 from tianflow.channels.messages import (
@@ -218,7 +217,7 @@ class Gateway:
         self._weights.announce(self._published)
         version = self._weights.read_into(flat)
         member.sending = True
-        self._send(member, "weights", 0, [*version, flat])
+        self._send(member, "weights", 0, [*version, flat.nbytes, pieces(flat)])
 
     def _forget(self, message: ForgetNode) -> None:
         member = self._members.pop(message.name, None)
@@ -310,8 +309,8 @@ class Gateway:
         places = input_rows(self._arena, slot, row)
         if not isinstance(inputs, dict) or inputs.keys() != places.keys():
             raise MalformedMessageError("a request has other fields than the run")
-        for field_name, array in inputs.items():
-            _copy(field_name, places[field_name], array)
+        for name_of_field, array in inputs.items():
+            joined(places[name_of_field], array)
         own = at_place(request, len(self._bells) - 1)
         self._asking[slot] = name, request
         if self._arena.answer_to(slot, own) is None:
@@ -346,16 +345,8 @@ class Gateway:
             raise MalformedMessageError("a trajectory has other fields than the run")
         written = 0
         for name, array in arrays.items():
-            written += _copy(name, views[name][: rows[name]], array)
+            written += joined(views[name][: rows[name]], array)
         return written
-
-
-def _copy(name: str, place: NDArray[Any], array: Any) -> int:
-    """Write what a node sent into ``place``. The bytes that were written."""
-    if place.shape != np.shape(array) or place.dtype != array.dtype:
-        raise MalformedMessageError(f"{name} has another shape or dtype than in the run")
-    place[...] = array
-    return place.nbytes
 
 
 def main(payload: bytes, descriptors: Sequence[int]) -> int:

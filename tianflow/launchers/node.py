@@ -22,7 +22,7 @@ import numpy as np
 
 from tianflow import __version__
 from tianflow.channels.arena import SlotRequests, input_rows, place_of, row_of
-from tianflow.channels.frames import MalformedMessageError, Message, encode
+from tianflow.channels.frames import MalformedMessageError, Message, encode, joined, pieces
 from tianflow.channels.link import RelayLink
 from tianflow.channels.messages import Granted, Handlers
 from tianflow.channels.node_messages import (
@@ -74,6 +74,10 @@ RECONNECT_S = 0.2
 """Seconds between two attempts to connect."""
 REJOIN_S = 1.0
 """Seconds between two looks for a run to join."""
+MOST_WAITING = 1024
+"""Messages to the head that wait at most before hosts are not read any more. Their events are
+dropped then, and counted.
+"""
 JOIN_S = 5.0
 """Seconds after which an attempt to join ends. The next one reads the join file again."""
 PATIENCE_S = 15.0
@@ -94,9 +98,14 @@ class _Host:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.link: MessageLink | None = None
+        self.link: RelayLink | None = None
         self.process: ForkedHost | None = None
         self.killed = False
+
+    def read(self, wanted: bool) -> None:
+        """Read the messages of the host, or leave them in its socket."""
+        if self.link is not None:
+            self.link.read(wanted)
 
     def kill(self) -> None:
         self.killed = True
@@ -131,7 +140,7 @@ class Membership:
         self._connection: TcpConnection | None = None
         self._stream: ReliableStream[tuple[bytes, Sequence[Any]]] = ReliableStream()
         self._turn: list[object] = []
-        self._turn_ends = False
+        self._turn_ends = self._held_back = False
         self._heard = time.monotonic()
         self._lease_s = JOIN_S
         self.admitted = False
@@ -286,12 +295,14 @@ class Membership:
             case "refused", [str(reason), bool(again)]:
                 self._fail(RefusedNodeError(reason, again=again))
             case "down", [int(received), np.ndarray() as body]:
-                self._stream.acknowledge(received)
+                self._acknowledge(received)
                 if message.number and self._stream.accept(message.number):
                     for inner in unpack(body.tobytes()):
                         self._handlers[type(inner)](inner)
                 self._pump()
-            case "weights", [int(lineage), int(number), np.ndarray() as flat]:
+            case "weights", [int(lineage), int(number), int(nbytes), sent]:
+                flat = np.empty(nbytes, np.uint8)
+                joined(flat, sent)
                 self._store_weights(Version(lineage, number), flat)
             case "answers", list(answers):
                 self._answer(answers)
@@ -334,6 +345,17 @@ class Membership:
         self._stream.post((pack(self._turn), attachments))
         self._turn.clear()
         self._pump()
+        if len(self._stream) >= MOST_WAITING and not self._held_back:
+            self._held_back = True
+            for host in self._hosts.values():
+                host.read(False)
+
+    def _acknowledge(self, received: int) -> None:
+        self._stream.acknowledge(received)
+        if self._held_back and len(self._stream) < MOST_WAITING // 2:
+            self._held_back = False
+            for host in self._hosts.values():
+                host.read(True)
 
     def _pump(self) -> None:
         for number, (body, attachments) in self._stream.due():
@@ -479,11 +501,14 @@ class Membership:
         host = self._hosts[message.number] = _Host(message.number)
         connection = self._slots.connect(RelayLink)
         try:
-            host.link = connection.open_link(
+            link = connection.open_link(
                 handle=lambda values: self._from_host(host.number, values),
                 closed=lambda: None,
                 failed=self._fail,
             )
+            assert isinstance(link, RelayLink)
+            host.link = link
+            link.read(not self._held_back)
             # Names repeat while an earlier process of the host still ends.
             name = f"{message.name}-{message.number}"
             host.process = await self._forker.spawn(
@@ -498,7 +523,7 @@ class Membership:
         self._post(HostForked(message.number, host.process.pid))
         if host.killed:
             host.process.kill()
-        self._start(self._wait_for(host, host.process, host.link))
+        self._start(self._wait_for(host, host.process, link))
 
     async def _wait_for(self, host: _Host, process: ForkedHost, link: MessageLink) -> None:
         status = await process.wait()
@@ -537,7 +562,8 @@ class Membership:
         """
         assert self._slots is not None
         views = self._slots.arena.views(slot)
-        return slot, length, {name: views[name][:rows] for name, rows in self._rows[length].items()}
+        rows = self._rows[length]
+        return slot, length, {name: pieces(views[name][:last]) for name, last in rows.items()}
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
