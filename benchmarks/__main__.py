@@ -25,6 +25,7 @@ NAMES = (
     "many_actors",
     "channels",
     "transports",
+    "network",
     "weights",
     "actors",
     "learner",

@@ -43,6 +43,7 @@ from benchmarks.suites import (
     inference,
     learner,
     many_actors,
+    network,
     peers_cartpole,
     peers_pong,
     pong_gpu,
@@ -536,6 +537,7 @@ MADE = [
     *(
         channels,
         transports,
+        network,
         weights,
         actors,
         learner,
