@@ -21,14 +21,8 @@ def make(plan: Plan) -> Benchmark:
 
     def side(name: str, how: str, curve: int) -> Side:
         def measure(_: int) -> Values:
-            answer = child.run(
-                "benchmarks.workers.network",
-                how,
-                curve,
-                share,
-                *SIZES.values(),
-                timeout_s=TIMEOUT_S,
-            ).answer
+            given = how, curve, share, *SIZES.values()
+            answer = child.run("benchmarks.workers.network", *given, timeout_s=TIMEOUT_S).answer
             return {
                 f"{size}: {figure}": answer[str(nbytes)].get(figure)
                 for size, nbytes in SIZES.items()
