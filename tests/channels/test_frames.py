@@ -264,7 +264,7 @@ def test_an_array_that_is_too_large_for_a_frame_is_sent_in_parts(
     assert (len(sent) if isinstance(sent, list) else 1) == parts
     assert all(np.shares_memory(part, array) for part in sent)
     place = np.zeros_like(array)
-    assert joined(place, sent) == array.nbytes
+    joined(place, sent)
     assert (place == array).all()
 
 

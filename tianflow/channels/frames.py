@@ -98,8 +98,8 @@ def pieces(array: NDArray[Any]) -> NDArray[Any] | list[NDArray[Any]]:
     return [array[start : start + rows] for start in range(0, len(array), rows)]
 
 
-def joined(place: NDArray[Any], found: Any) -> int:
-    """Write what `pieces` made into ``place``. The bytes that were written.
+def joined(place: NDArray[Any], found: Any) -> None:
+    """Write what `pieces` made into ``place``.
 
     Raises:
         MalformedMessageError: it has another shape or data type than ``place``.
@@ -119,7 +119,15 @@ def joined(place: NDArray[Any], found: Any) -> int:
     for part, shape in zip(parts, shapes, strict=True):
         (place[row : row + shape[0]] if isinstance(found, list) else place)[...] = part
         row += shape[0] if shape else 0
-    return place.nbytes
+
+
+def nbytes(found: object) -> int:
+    """Bytes of all arrays in ``found``, lists and dicts of it included."""
+    if isinstance(found, np.ndarray):
+        return found.nbytes
+    if isinstance(found, dict):
+        return sum(map(nbytes, found.values()))
+    return sum(map(nbytes, found)) if isinstance(found, list) else 0
 
 
 def _pack(value: object, frames: list[Frame], depth: int) -> bytes:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tianflow.channels.arena import answer_fields, at_place, input_rows, row_of
 from tianflow.channels.doorbell import Doorbell
-from tianflow.channels.frames import MalformedMessageError, Message, encode, joined, pieces
+from tianflow.channels.frames import MalformedMessageError, Message, encode, joined, nbytes, pieces
 from tianflow.channels.keys import Keys
 from tianflow.channels.link import Link
 from tianflow.channels.messages import (
@@ -41,6 +41,7 @@ from tianflow.channels.messages import (
     StartGateway,
 )
 from tianflow.channels.shm import SharedMemory, SharedWeights, mapped_arena, stored_nbytes
+from tianflow.channels.stacks import is_stacked, restack
 from tianflow.channels.stream import accepts
 from tianflow.channels.tcp import Peer, TcpListener
 from tianflow.core.layout import written_rows
@@ -274,7 +275,8 @@ class Gateway:
             case "up", [int(received), np.ndarray() as body, list(attachments)]:
                 if accepts(member.received, message.number):
                     for slot, length, arrays in attachments:
-                        member.arrived["trajectories"] += self._store(slot, length, arrays)
+                        self._store(slot, length, arrays)
+                        member.arrived["trajectories"] += nbytes(arrays)
                     member.received = message.number
                     member.arrived["messages"] += body.nbytes
                     self._link.send(NodeSent(name, message.number, received, body.tobytes()))
@@ -336,17 +338,17 @@ class Gateway:
             if member is not None and member.connected:
                 self._send(member, "answers", 0, answers)
 
-    def _store(self, slot: Any, length: Any, arrays: Any) -> int:
-        """Write a trajectory into its slot. The bytes that were written."""
+    def _store(self, slot: Any, length: Any, arrays: Any) -> None:
+        """Write a trajectory into its slot."""
         if type(slot) is not int or not 0 <= slot < self._arena.slots or length not in self._rows:
             raise MalformedMessageError(f"there is no slot {slot!r:.20} of length {length!r:.20}")
         views, rows = self._arena.views(slot), self._rows[length]
         if not isinstance(arrays, dict) or arrays.keys() != rows.keys():
             raise MalformedMessageError("a trajectory has other fields than the run")
-        written = 0
         for name, array in arrays.items():
-            written += joined(views[name][: rows[name]], array)
-        return written
+            place = views[name][: rows[name]]
+            stacked = isinstance(array, dict) and is_stacked(name, views[name].shape, "uint8")
+            (restack if stacked else joined)(place, array)
 
 
 def main(payload: bytes, descriptors: Sequence[int]) -> int:

@@ -45,6 +45,7 @@ from tianflow.channels.node_messages import (
     unpack,
 )
 from tianflow.channels.shm import SharedMemory, SharedTransport, SharedWeights
+from tianflow.channels.stacks import is_stacked, unstacked
 from tianflow.channels.stream import ReliableStream
 from tianflow.channels.tcp import RefusedConnectionError, TcpConnection, new_context
 from tianflow.core.layout import written_rows
@@ -162,6 +163,8 @@ class Membership:
         self._hosts: dict[int, _Host] = {}
         self._open_slots: dict[int, int] = {}
         """Ticket by slot, of grants to hosts here."""
+        self._stacked: set[str] = set()
+        """Fields that may hold stacks of images."""
         self._rows: dict[int, Mapping[str, int | None]] = {}
         self._progress: dict[int, tuple[int, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -379,6 +382,12 @@ class Membership:
             length: written_rows(message.layout, length)
             for length in range(1, message.layout.steps + 1)
         }
+        if message.settings.live.config.cluster.encoding == "stacks":
+            self._stacked = {
+                field.name
+                for field in message.layout.fields
+                if is_stacked(field.name, field.shape, field.dtype)
+            }
         self._servers = self._slots.bells[: message.servers]
         self._requests = SlotRequests(self._slots.arena, index=0, servers=1)
         for bell in self._servers:
@@ -557,13 +566,17 @@ class Membership:
             self._post(message)
 
     def _attachment(self, slot: int, length: int) -> tuple[int, int, dict[str, Any]]:
-        """The written rows of ``slot``, not copied: it gets its next grant only once they have
-        arrived.
+        """The written rows of ``slot``, not copied unless they are stacks of images: it gets its
+        next grant only once they have arrived.
         """
         assert self._slots is not None
         views = self._slots.arena.views(slot)
-        rows = self._rows[length]
-        return slot, length, {name: pieces(views[name][:last]) for name, last in rows.items()}
+        found: dict[str, Any] = {}
+        for name, last in self._rows[length].items():
+            array = views[name][:last]
+            sent = unstacked(array) if name in self._stacked else None
+            found[name] = pieces(array) if sent is None else sent
+        return slot, length, found
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
