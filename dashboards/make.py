@@ -12,6 +12,7 @@ from pathlib import Path
 from dashboards.annotations import annotations
 from dashboards.inference import inference_panels
 from dashboards.learning import learning_panels
+from dashboards.nodes import node_panels
 from dashboards.panels import (
     RATE,
     SOURCE,
@@ -197,6 +198,8 @@ def overview() -> Json:
             *process_panels(),
             row("Inference servers"),
             *inference_panels(),
+            row("Nodes"),
+            *node_panels(),
             row("Service"),
             *service_panels(),
         ],

@@ -31,7 +31,7 @@ OPTIONS = {
     "timeseries": {"legend", "tooltip"},
     "heatmap": {"calculate", "yAxis", "color", "legend", "tooltip"},
 }
-UNITS = {"short", "s", "ops", "bytes", "percentunit"}
+UNITS = {"short", "s", "ops", "bytes", "Bps", "percentunit"}
 """Of those that Grafana knows by these names."""
 COLUMNS = 24
 COLOURS = {"text", "green", "yellow", "orange", "red", "blue"}
@@ -151,9 +151,15 @@ def test_a_panel_has_what_grafana_needs(panel: Json, labels: dict[str, set[str]]
 
 
 def test_a_row_is_a_heading_over_the_whole_width() -> None:
-    assert {"Learning", "Speed", "Processes", "Inference servers", "Service", "Replay"} == {
-        row["title"] for row in ROWS
-    }
+    assert {
+        "Learning",
+        "Speed",
+        "Processes",
+        "Inference servers",
+        "Nodes",
+        "Service",
+        "Replay",
+    } == {row["title"] for row in ROWS}
     for row in ROWS:
         assert (0, COLUMNS, 1) == tuple(row["gridPos"][key] for key in "xwh")
         assert (False, []) == (row["collapsed"], row["panels"])
