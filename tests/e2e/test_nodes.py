@@ -28,7 +28,7 @@ LEASE_S = 3.0
 CABLE_LEASE_S = 8.0
 """Longer than the reconnection of TCP after a second without a cable."""
 FAULTS = {
-    "local": ("kill", "leave", "gateway", "pause", "lose"),
+    "local": ("kill", "leave", "gateway", "pause", "lose", "both"),
     "central": ("kill", "gateway", "server"),
 }
 TROUBLES = int(os.environ.get("TIANFLOW_NODE_TROUBLES", "1"))
@@ -71,6 +71,13 @@ async def disturb(run: Run, fault: str, node: NodeProcess) -> None:
         case "kill":
             node.kill()
             await until_true(run, lambda: gone(run, "node_lost") > gone_in(lost, "node_lost"))
+            node.start()
+        case "both":
+            learner = pid_of(run, "learner")
+            node.kill()
+            os.kill(learner, signal.SIGKILL)
+            await until_true(run, lambda: gone(run, "node_lost") > gone_in(lost, "node_lost"))
+            await until_true(run, lambda: pid_of(run, "learner") not in (0, learner))
             node.start()
         case "leave":
             assert await asyncio.to_thread(node.leave) == 0
@@ -142,7 +149,7 @@ def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(
                 for node in pair:
                     assert await asyncio.to_thread(node.leave) == 0
                 assert time.monotonic() - began < 10.0
-                witness.check(tmp_path / "record", kills=0)
+                witness.check(tmp_path / "record", kills=troubles.count("both"))
             return run
 
     run = asyncio.run(scenario())
