@@ -55,8 +55,8 @@ OUTSIDE = re.compile(r"^\s*(/|~|file:)|(^|/)\.\.(/|$)", re.IGNORECASE)
 def require_allowed(
     tables: Mapping[str, Any], allowed: Collection[str], *, known: Collection[str] = ()
 ) -> None:
-    """Check every string of a config from HTTP: no object of a module that is not allowed, and no
-    place outside the run's directory. Imports allowed modules only.
+    """Check every string of a config from HTTP: no object of a module that is not allowed, no place
+    outside the run's directory, and no port without a key. Imports allowed modules only.
 
     Args:
         tables: the config by sections or dotted paths, or a change of it.
@@ -70,6 +70,7 @@ def require_allowed(
     problems = [
         *_refused(tables, allowed, known, advice, check_objects=True),
         *_places(tables),
+        *_ports(tables),
     ]
     if problems:
         raise ConfigError(problems)
@@ -136,6 +137,16 @@ def _places(tables: Mapping[str, Any]) -> list[Problem]:
             accepted = "a relative path without '..'"
             problems[path] = Problem(path, value, "leads out of the run's directory", accepted)
     return list(problems.values())
+
+
+def _ports(tables: Mapping[str, Any]) -> list[Problem]:
+    """Settings that open a port without a key."""
+    cluster = tables.get("cluster")
+    curve = cluster.get("curve") if isinstance(cluster, Mapping) else tables.get("cluster.curve")
+    if curve is None or curve is True:
+        return []
+    message = "lets processes without a key join the run, which HTTP may not choose"
+    return [Problem("cluster.curve", curve, message, "true")]
 
 
 def _names_object(path: str, value: str) -> bool:
