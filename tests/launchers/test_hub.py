@@ -519,6 +519,27 @@ def test_the_end_of_the_run_reaches_every_node() -> None:
     play(scenario)
 
 
+def test_bytes_of_a_node_never_decrease() -> None:
+    """A gateway that was started again counts from 0, as for a node that joins again."""
+
+    async def scenario(world: World) -> None:
+        def counted() -> int:
+            return world.hub.statistics()["n"].sent_bytes["weights"]
+
+        await world.node("n").joins()
+        world.hub.handle(NodeTraffic("n", {"weights": 5}, {}, Version(0, 6), 0.0))
+        world.hub.handle(NodeTraffic("n", {"weights": 7}, {}, Version(0, 6), 0.0))
+        assert counted() == 7
+        world.hub.handle(NodeTraffic("n", {"weights": 2}, {}, Version(0, 6), 0.0))
+        assert counted() == 9
+        world.hub.handle(NodeDisconnected("n"))
+        await world.node("n", incarnation="another").joins()
+        world.hub.handle(NodeTraffic("n", {"weights": 3}, {}, Version(0, 6), 0.0))
+        assert counted() == 12
+
+    play(scenario)
+
+
 def test_statistics_say_what_the_gateway_counted() -> None:
     async def scenario(world: World) -> None:
         await world.node("n").joins()

@@ -545,6 +545,8 @@ def test_a_label_may_hold_other_line_separators() -> None:
 
 @pytest.mark.parametrize("tables", [{"cluster": {"curve": False}}, {"cluster.curve": "false"}])
 def test_no_port_without_a_key_is_opened_over_http(tables: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"cluster\.curve.*lets processes without a key join the run"):
+    with pytest.raises(
+        ConfigError, match=r"cluster\.curve.*lets processes without a key join the run"
+    ):
         require_allowed(tables, [])
     require_allowed({"cluster": {"curve": True, "listen": "tcp://*:*"}}, [])

@@ -931,9 +931,7 @@ class ProcessStatistics:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatistics:
-    """One node of a run, under its name. Counters restart with the gateway, and when the node
-    joins again.
-    """
+    """One node of a run, under its name. Counters continue when the node joins again."""
 
     up: bool = field(metadata=metric("1 while the connection to the node stands.", name="node_up"))
     ready: bool = field(metadata=metric("1 while the node takes hosts.", name="node_ready"))

@@ -12,6 +12,7 @@ import itertools
 import platform
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -410,6 +411,8 @@ class NodeHub:
         self._complete = False
         """True once as many nodes as expected have worked at the same time."""
         self._published = NO_VERSION
+        self._bytes: dict[str, tuple[Counter[str], Counter[str]]] = {}
+        """Bytes that each node was sent, and has sent, by kind, since the run began here."""
         self._waiting: dict[str, float] = {}
         """Hosts without a place, and since when."""
         self._reported = 0.0
@@ -482,8 +485,16 @@ class NodeHub:
 
     def _traffic(self, message: NodeTraffic) -> None:
         node = self._nodes.get(message.name)
-        if node is not None:
-            node.traffic = message
+        if node is None:
+            return
+        before, node.traffic = node.traffic, message
+        sums = self._bytes.setdefault(message.name, (Counter(), Counter()))
+        for place, counted in enumerate((message.sent, message.received)):
+            earlier = {} if before is None else (before.sent, before.received)[place]
+            for kind, number in counted.items():
+                last = earlier.get(kind, 0)
+                # a gateway that was started again, or a node that joined again, counts from 0
+                sums[place][kind] += number - last if number >= last else number
 
     def _cut(self, slot: int, ticket: int) -> None:
         for node in self._nodes.values():
@@ -703,6 +714,7 @@ class NodeHub:
         for node in self._nodes.values():
             traffic = node.traffic
             weights = NO_VERSION if traffic is None else traffic.weights
+            sent, received = self._bytes.get(node.name, (Counter[str](), Counter[str]()))
             lag = published.number - weights.number if weights.lineage == published.lineage else 0
             found[node.name] = NodeStatistics(
                 up=node.connected,
@@ -713,8 +725,8 @@ class NodeHub:
                 round_trip_s=0.0 if traffic is None else traffic.round_trip_s,
                 weights_lag=max(0, lag),
                 unacknowledged=node.unacknowledged,
-                sent_bytes={} if traffic is None else dict(traffic.sent),
-                received_bytes={} if traffic is None else dict(traffic.received),
+                sent_bytes=dict(sent),
+                received_bytes=dict(received),
             )
         return found
 
