@@ -168,6 +168,26 @@ def test_who_waited_lately_names_what_holds_the_run_back(
 
 
 @pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ({}, None),
+        ({"near": {}, "far": {"round_trip_s": 0.4, "weights_lag": 3}}, "node far has the slowest"),
+        ({"near": {"up": False}, "far": {"round_trip_s": 0.4}}, "node near is not connected"),
+    ],
+)
+def test_the_node_with_the_slowest_connection_is_named(
+    nodes: dict[str, dict[str, Any]], expected: str | None
+) -> None:
+    samples = looks(0.5, 0.5, in_use=12, credits_limit=12)
+    (usual,) = FakeRun().statistics().nodes.values()
+    samples[-1] = replace(
+        samples[-1], nodes={name: replace(usual, **changed) for name, changed in nodes.items()}
+    )
+    advice = diagnose(samples, configured()).advice
+    assert "node " not in advice if expected is None else expected in advice
+
+
+@pytest.mark.parametrize(
     ("learner", "actors", "side", "expected"),
     [
         (0.5, 0.0, "draw", "sampling-bound"),

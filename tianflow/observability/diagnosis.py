@@ -307,7 +307,20 @@ def _transport(window: Window) -> Advice:
         f"{ledger.queue} queued, {window.stepping:.1f} actors stepping): longer trajectories "
         "(actors.rollout_steps) need fewer messages"
     )
-    return sentence, {}, None
+    return sentence + _slowest_node(window.run), {}, None
+
+
+def _slowest_node(run: RunStatistics) -> str:
+    """The node whose connection is the slowest, in words; "" without nodes."""
+    if not run.nodes:
+        return ""
+    name, node = max(run.nodes.items(), key=lambda found: (not found[1].up, found[1].round_trip_s))
+    if not node.up:
+        return f"; node {name} is not connected"
+    return (
+        f"; node {name} has the slowest connection (round trip {node.round_trip_s:.2g} s, "
+        f"{node.weights_lag} versions behind)"
+    )
 
 
 def _balance(window: Window) -> Advice:
