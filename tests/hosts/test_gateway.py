@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -498,6 +499,37 @@ def test_a_node_hears_whether_the_run_has_ended_or_it_is_lost(*, ended: bool, ki
         assert client.kinds()[-2:] == ["down", kind]
 
     play(scenario)
+
+
+def test_what_a_lost_node_still_sends_is_refused() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        world.link.send(ForgetNode("n", False))
+        await world.until("the end", lambda: "lost" in client.kinds())
+        client.up(1, b"late", [[1, 4, world.trajectory(4, 9)]])
+        await world.until("it is closed", lambda: client.lost is not None)
+        assert world.sent() == []
+        assert (world.slots.arena.views(1)["reward"] == 0.0).all()
+        await world.works()
+
+    play(scenario)
+
+
+def test_many_connections_without_a_word_keep_no_node_out() -> None:
+    async def scenario(world: World) -> None:
+        address = (await world.got(GatewayListens))[0].address
+        port = int(address.rpartition(":")[2])
+        strangers = [socket.socket() for _ in range(200)]
+        try:
+            for stranger in strangers:
+                stranger.setblocking(False)
+                stranger.connect_ex(("127.0.0.1", port))
+            await world.works()
+        finally:
+            for stranger in strangers:
+                stranger.close()
+
+    play(scenario, Keys.generate())
 
 
 def test_a_connection_that_ends_is_reported_and_the_node_may_come_back() -> None:
