@@ -111,8 +111,10 @@ def gone(run: Run, reason: str) -> int:
 
 
 def works(run: Run, name: str) -> bool:
-    node = run.control.statistics().nodes.get(name)
-    return node is not None and node.ready and node.hosts == 2
+    """True if the node has two hosts, and every actor of the run works."""
+    seen = run.control.statistics()
+    node, actors = seen.nodes.get(name), [c for c in seen.components if c.role == "actor"]
+    return node is not None and node.ready and node.hosts == 2 and len(actors) == 4
 
 
 @pytest.mark.parametrize("inference", ["local", "central"])
@@ -132,6 +134,7 @@ def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(
             with nodes(*pair):
                 witness = Witness(run, lambda: pid_of(run, "learner"))
                 await until(run, 5)
+                await until_true(run, lambda: works(run, "a") and works(run, "b"))
                 scraper = Scraper(run)
                 scraping = asyncio.create_task(scraper.run())
                 for fault in troubles:
