@@ -23,7 +23,6 @@ from tianflow.coordinator import Run
 from tianflow.core.process_table import carries, processes
 from tianflow.rundir.join_file import NAME
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 LEASE_S = 3.0
 CABLE_LEASE_S = 8.0
 """Longer than the reconnection of TCP after a second without a cable."""
@@ -33,6 +32,9 @@ FAULTS = {
 }
 TROUBLES = int(os.environ.get("TIANFLOW_NODE_TROUBLES", "1"))
 """How often each fault happens in one run; more of them for a long look."""
+
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 * TROUBLES)]
 
 
 def clustered(record: Path, inference: str) -> dict[str, Any]:
