@@ -77,12 +77,14 @@ def trained(
     return learner, results
 
 
-def same(one: list[StepResult], whole: list[StepResult]) -> None:
+def same(
+    one: list[StepResult], whole: list[StepResult], *, rel: float = 1e-3, abs_: float = 1e-4
+) -> None:
     """Both ranks report what one rank does."""
     for number, (found, wanted) in enumerate(zip(one, whole, strict=True)):
         assert (found.samples, found.finite) == (wanted.samples, wanted.finite), number
         if found.finite:
-            assert found.statistics == pytest.approx(wanted.statistics, rel=1e-3, abs=1e-4), number
+            assert found.statistics == pytest.approx(wanted.statistics, rel=rel, abs=abs_), number
 
 
 def equal(learner: Any, alone: Any) -> None:

@@ -11,6 +11,7 @@ from tianflow import plugins
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.config.schedules import Elapsed, settings_at
+from tianflow.core import devices
 from tianflow.envs.progress import EnvironmentProgress
 from tianflow.errors import PoisonedTrajectoryError, RunError
 from tianflow.hosts.compute import Compute
@@ -205,7 +206,7 @@ class Builder:
         from tianflow.components.inference_server import Computing
 
         config, arena = self._config, self._ends.arena
-        device = _device(config.inference.device)
+        device = _opened(_device(config.inference.device))
         if device.type == "cpu":
             policy, weights = self._policy()
             set_acting_precision(config, policy, "inference")
@@ -263,7 +264,7 @@ class Builder:
         from tianflow.components.batch_trainer import BatchTrainer
 
         self._set_threads()
-        device = self._learner_device(rank)
+        device = _opened(self._learner_device(rank))
         ranks, algorithm = self._ranks(rank, device), self._algorithm(device)
         if ranks.size > 1:
             ranks.copy_state(algorithm)
@@ -328,6 +329,21 @@ def _device(name: str) -> torch.device:
     return torch.device(
         ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     )
+
+
+def _opened(device: torch.device) -> torch.device:
+    """``device`` as the one of the calling thread, which sleeps while it waits for it.
+
+    PyTorch allocates pinned memory on the thread's own device. A process with another device would
+    have a context, and some hundred MiB, on both.
+    """
+    if device.type == "cuda":
+        import torch
+
+        index = device.index or 0
+        devices.sleep_in_waits(index)
+        torch.cuda.set_device(index)
+    return device
 
 
 def make_seed(*parts: int) -> int:

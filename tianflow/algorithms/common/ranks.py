@@ -6,6 +6,7 @@ takes the same optimiser step, so all ranks have the same parameters.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ FRAME_BYTES = 4096
 """Size of the first part of a message between ranks."""
 LENGTH_BYTES = 8
 """A message begins with its length."""
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+"""NCCL's variable for the network interface. By itself it avoids the loopback interface."""
 
 
 class Ranks:
@@ -174,6 +177,7 @@ def join(rendezvous: Path, *, rank: int, size: int, device: torch.device) -> Ran
         control = _gloo(dist.PrefixStore("control", store), rank, size)
         data = control
         if device.type == "cuda":
+            os.environ.setdefault(NCCL_INTERFACE, "lo")
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = FOREVER  # noqa: SLF001 - it has no other name
             data = dist.ProcessGroupNCCL(dist.PrefixStore("data", store), rank, size, options)
