@@ -97,7 +97,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     gpu = item.get_closest_marker("gpu")
     if gpu is not None and _gpus() < (wanted := gpu.args[0] if gpu.args else 1):
-        pytest.skip(f"needs {wanted} GPUs")
+        pytest.skip(f"needs {wanted} GPUs" if wanted > 1 else "needs a GPU")
     extra = item.get_closest_marker("extra")
     if extra is not None and importlib.util.find_spec(extra.args[0]) is None:
         pytest.skip(f"needs the extra {extra.args[0]}, which `dev` does not install")

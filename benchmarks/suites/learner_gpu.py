@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ def make(plan: Plan) -> Benchmark:
             f"env.num_envs={envs}",
         )
 
-    def measure(cases: tuple[Case, ...]) -> dict[str, Values]:
+    def measure(cases: tuple[Case, ...]) -> Mapping[str, Values]:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=plan.scratch)))
             partners = {
@@ -95,12 +95,12 @@ def make(plan: Plan) -> Benchmark:
                 ]
                 for case in cases
             }
-            found: dict[str, dict[str, float]] = {case.name: {} for case in cases}
+            found: dict[str, dict[str, float | None]] = {case.name: {} for case in cases}
+            for ranks in partners.values():  # no process starts beside a measurement
+                turn(ranks, "resident", 0.0)
             for stage in ("resident", "slots"):
                 for case, ranks in partners.items():
-                    for partner in ranks:
-                        partner.send(f"{stage} {seconds}")
-                    first, *_ = [partner.receive(timeout_s=TIMEOUT_S) for partner in ranks]
+                    first = turn(ranks, stage, seconds)
                     found[case.name] |= {
                         stage: first["samples_per_s"],
                         f"{stage}_cpu": first["cpu_s_per_million"],
@@ -140,6 +140,14 @@ def make(plan: Plan) -> Benchmark:
         },
         notes=("Both exclude messages and the publication of weights.",),
     )
+
+
+def turn(ranks: Sequence[child.Partner], stage: str, seconds: float) -> dict[str, float]:
+    """Let all ranks of a learner make updates. Return what rank 0 has measured."""
+    for partner in ranks:
+        partner.send(f"{stage} {seconds}")
+    first, *_ = [partner.receive(timeout_s=TIMEOUT_S) for partner in ranks]
+    return first
 
 
 def _over_resident(case: Case) -> Callable[[RoundValues], float | None]:

@@ -8,11 +8,11 @@ an order for each update.
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ from benchmarks.lib import child
 if TYPE_CHECKING:
     from tianflow.algorithms.common.ranks import Ranks
     from tianflow.channels.arena import Arena
+    from tianflow.components.staging import StagedBatch
     from tianflow.config.model import Config
     from tianflow.interfaces import AlgorithmFactory
 
@@ -41,7 +42,7 @@ def turn(update: Callable[[], int], ranks: Ranks, seconds: float) -> dict[str, f
     wall, used = time.perf_counter() - began, cpu_seconds() - cpu
     return {
         "samples_per_s": samples / wall,
-        "cpu_s_per_million": 1e6 * used / (samples / ranks.size),
+        "cpu_s_per_million": 1e6 * used * ranks.size / max(1, samples),
         "cores": used / wall,
     }
 
@@ -74,6 +75,8 @@ def stages(config: Config, ranks: Ranks, device: Any) -> dict[str, Callable[[], 
     """
     from tianflow import envs, plugins
     from tianflow.components.batch_trainer import BatchTrainer
+    from tianflow.components.stacking import BatchStacker
+    from tianflow.components.staging import make_stager
     from tianflow.config.schedules import Elapsed
     from tianflow.core.payloads import Trajectory, Version
     from tianflow.planning.layouts import trajectory_layout
@@ -96,34 +99,35 @@ def stages(config: Config, ranks: Ranks, device: Any) -> dict[str, Callable[[], 
     batches = [tuple(trajectories[:count]), tuple(trajectories[count:])]
     trainer = BatchTrainer(
         algorithm=algorithm,
-        make_stacker=stacker_of(layout, device),
+        make_stacker=lambda n: BatchStacker(layout=layout, trajectories=n, device=device),
         view=lambda trajectory: arena.views(trajectory.slot),
         ranks=ranks,
+        stager=make_stager(arena, device),
     )
+    staging = ThreadPoolExecutor(1)
+    staged: Future[StagedBatch] | None = None
     quiet = config.model_copy(
         update={"algorithm": config.algorithm.model_copy(update={"learning_rate": 0.0})}
     )
     elapsed = Elapsed(0, 0, 0.0)
 
     def from_slots() -> int:
+        """As a learner: it stages the next batch during the update."""
+        nonlocal staged
         batches.reverse()
-        trained = trainer.train(quiet, batches[0], elapsed, lambda: False)
+        ready = None if staged is None else staged.result()
+        if trainer.stages_ahead:
+            staged = staging.submit(trainer.stage, batches[1])
+        trained = trainer.train(quiet, batches[0], elapsed, lambda: False, ready)
+        trained.staged.release()
         algorithm.flat()
         return samples_of(trained.result)
 
     resident = trainer.train(quiet, batches[0], elapsed, lambda: False).arrays
-    resident = type(resident)({name: value.clone() for name, value in resident.arrays.items()})
     return {
         "resident": lambda: samples_of(algorithm.step(resident)),
         "slots": from_slots,
     }
-
-
-def stacker_of(layout: Any, device: Any) -> Callable[[int], Any]:
-    """Return how a learner of this tree makes its stackers."""
-    from tianflow.components.stacking import BatchStacker
-
-    return lambda count: BatchStacker(layout=layout, trajectories=count, device=device)
 
 
 def samples_of(result: Any) -> int:
@@ -184,15 +188,12 @@ def main() -> None:
 
     from tianflow.algorithms.common import ranks as grouped
     from tianflow.config.loading import load_config
-    from tianflow.core import devices
+    from tianflow.hosts.factory import opened
 
     torch.set_num_threads(1)
     device = torch.device(given.device)
     if device.type == "cuda":
-        device = torch.device("cuda", given.rank)
-        if hasattr(devices, "sleep_in_waits") and not os.environ.get("TIANFLOW_BENCH_SPIN"):
-            devices.sleep_in_waits(given.rank)
-        torch.cuda.set_device(device)
+        device = opened(torch.device("cuda", given.rank))
     config = load_config(given.config, given.overrides)
     ranks = grouped.ALONE
     if given.ranks > 1:

@@ -77,7 +77,10 @@ class LearnerRank:
             assert config is not None
             self._clock.enter("busy")
             elapsed = Elapsed(order.steps, order.updates, order.seconds)
-            trainer.train(config, order.trajectories, elapsed, self._compute.stopping.is_set)
+            trained = trainer.train(
+                config, order.trajectories, elapsed, self._compute.stopping.is_set
+            )
+            trained.staged.release()
 
 
 class OrderSender:

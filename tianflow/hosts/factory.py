@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from tianflow.algorithms.common.ranks import Ranks
-    from tianflow.components.batch_trainer import BatchTrainer, View
+    from tianflow.components.batch_trainer import BatchTrainer
     from tianflow.components.evaluator import Evaluator
     from tianflow.components.inference_server import Computing, InferenceServer
     from tianflow.components.learner_rank import LearnerRank
@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from tianflow.components.weights import PolicyWeights
     from tianflow.config.model import Config
     from tianflow.core.program import ComponentSpec, HostPlan
-    from tianflow.interfaces import Algorithm, AlgorithmFactory, Ends, Policy, SplitsOverRanks
+    from tianflow.interfaces import (
+        Algorithm,
+        AlgorithmFactory,
+        BatchSource,
+        Ends,
+        Policy,
+        SplitsOverRanks,
+    )
 
 
 AnyComponent: TypeAlias = (
@@ -111,20 +118,20 @@ class Builder:
             compute=self._compute,
             start=(self._plan.start, self._plan.samples),
             trained_s=self._plan.trained_s,
-            make_trainer=lambda: self._trainer(component.index, source.view),
+            make_trainer=lambda: self._trainer(component.index, source),
             open_weights=self._ends.weights_writer,
         )
 
     def _learner_rank(self, component: ComponentSpec) -> LearnerRank:
         from tianflow.components.learner_rank import LearnerRank
 
-        view = self._ends.source().view
+        source = self._ends.source()
         return LearnerRank(
             name=component.name,
             host=self._host,
             settings=self._ends.settings,
             compute=self._compute,
-            make=lambda: self._trainer(component.index, view),
+            make=lambda: self._trainer(component.index, source),
         )
 
     def _replay_shard(self, component: ComponentSpec) -> ReplayShard:
@@ -206,7 +213,7 @@ class Builder:
         from tianflow.components.inference_server import Computing
 
         config, arena = self._config, self._ends.arena
-        device = _opened(_device(config.inference.device))
+        device = opened(_device(config.inference.device))
         if device.type == "cpu":
             policy, weights = self._policy()
             set_acting_precision(config, policy, "inference")
@@ -259,22 +266,26 @@ class Builder:
         assert place is not None
         return RequestSelector(place=place, bells=self._ends.bells[:servers])
 
-    def _trainer(self, rank: int, view: View) -> BatchTrainer:
+    def _trainer(self, rank: int, source: BatchSource) -> BatchTrainer:
         """The trainer of ``rank``, whose algorithm has the state of rank 0."""
         from tianflow.components.batch_trainer import BatchTrainer
+        from tianflow.components.staging import make_stager
 
         self._set_threads()
-        device = _opened(self._learner_device(rank))
+        device = opened(self._learner_device(rank))
         ranks, algorithm = self._ranks(rank, device), self._algorithm(device)
         if ranks.size > 1:
             ranks.copy_state(algorithm)
             cast("SplitsOverRanks", algorithm).join(ranks)
+        draws = self._plan.draws
+        items = None if draws is None else ranks.share(draws.num_envs)
         return BatchTrainer(
             algorithm=algorithm,
-            make_stacker=lambda count: self._stacker(count, ranks, device),
-            view=view,
+            make_stacker=lambda count: self._stacker(count, items, device),
+            view=source.view,
             ranks=ranks,
-            draws=self._plan.draws is not None,
+            draws=draws is not None,
+            stager=make_stager(source.arena, device, items),
         )
 
     def _ranks(self, rank: int, device: torch.device) -> Ranks:
@@ -307,12 +318,11 @@ class Builder:
         return algorithm
 
     def _stacker(
-        self, trajectories: int, ranks: Ranks, device: torch.device
+        self, trajectories: int, items: slice | None, device: torch.device
     ) -> BatchStacker | DrawStacker:
         from tianflow.components.stacking import BatchStacker, DrawStacker
 
         if self._plan.draws is not None:
-            items = ranks.share(self._plan.draws.num_envs)
             return DrawStacker(layout=self._plan.draws, device=device, items=items)
         return BatchStacker(layout=self._plan.layout, trajectories=trajectories, device=device)
 
@@ -331,7 +341,7 @@ def _device(name: str) -> torch.device:
     )
 
 
-def _opened(device: torch.device) -> torch.device:
+def opened(device: torch.device) -> torch.device:
     """``device`` as the one of the calling thread, which sleeps while it waits for it.
 
     PyTorch allocates pinned memory on the thread's own device. A process with another device would
