@@ -81,7 +81,7 @@ def test_ranks_on_gpus_that_die_or_do_not_answer_start_again_in_a_new_lineage(
             assert 0 == live.status()["staleness"]["violations"]
         live.until("each rank has its GPU", lambda: each_has_one_gpu(live))
         seen |= {pid for pid in ranks(live) if pid is not None}
-        assert 130 == live.interrupt()
+        assert 130 == live.interrupt(), live.output()
         assert 0 == live.result["trajectories"]["open"]
     until("no context is left", lambda: no_context(seen))
 
@@ -100,7 +100,7 @@ def test_a_slow_rank_on_a_gpu_delays_the_other_only(tmp_path: Path) -> None:
         assert before == ranks(live)
         assert (1, 0) == (lineage(live), live.restarts())
         assert 0 == live.status()["staleness"]["violations"]
-        assert 130 == live.interrupt()
+        assert 130 == live.interrupt(), live.output()
 
 
 def test_ranks_on_gpus_share_the_draws_of_four_shards(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_ranks_on_gpus_share_the_draws_of_four_shards(tmp_path: Path) -> None:
         sound(live)
         assert each_has_one_gpu(live)
         assert 4.0 == live.metric("replay_shards")
-        assert 130 == live.interrupt()
+        assert 130 == live.interrupt(), live.output()
 
 
 def test_one_rank_trains_on_the_gpu_that_it_is_given(tmp_path: Path) -> None:
@@ -122,4 +122,4 @@ def test_one_rank_trains_on_the_gpu_that_it_is_given(tmp_path: Path) -> None:
         query = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
         assert [done.stdout.split()[1]] == gpus
-        assert 130 == live.interrupt()
+        assert 130 == live.interrupt(), live.output()

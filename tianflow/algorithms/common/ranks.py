@@ -32,6 +32,10 @@ FRAME_BYTES = 4096
 """Size of the first part of a message between ranks."""
 LENGTH_BYTES = 8
 """A message begins with its length."""
+_NCCL_GROUPS: list[Any] = []
+"""All NCCL groups of this process. A group that is deleted waits for its communicators. A rank that
+leaves must not wait, and the end of its process frees everything.
+"""
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 """NCCL's variable for the network interface. By itself it avoids the loopback interface."""
 
@@ -181,6 +185,7 @@ def join(rendezvous: Path, *, rank: int, size: int, device: torch.device) -> Ran
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = FOREVER  # noqa: SLF001 - it has no other name
             data = dist.ProcessGroupNCCL(dist.PrefixStore("data", store), rank, size, options)
+            _NCCL_GROUPS.append(data)
     except RuntimeError as error:
         raise RankLostError(f"the ranks of the learner cannot join: {error}") from error
     return GroupedRanks(rank, size, control, data)
