@@ -218,12 +218,13 @@ class Builder:
             policy, weights = self._policy()
             set_acting_precision(config, policy, "inference")
             return Computing(PolicyBatch(policy, arena), weights.refresh)
-        from tianflow.algorithms.common.precision import full_precision
+        from tianflow.algorithms.common.precision import arithmetic
         from tianflow.components.device_batch import DeviceBatch
 
         policy, weights = self._policy(device)
         set_acting_precision(config, policy, "inference")
-        batch = DeviceBatch(policy, arena, device, lambda: full_precision(device))
+        precision = config.inference.precision
+        batch = DeviceBatch(policy, arena, device, lambda: arithmetic(device, precision))
         batch.prepare(min(config.inference.max_batch, max(1, config.actors.count)))
         return Computing(batch, weights.refresh)
 
