@@ -29,7 +29,7 @@ CONFIG = ROOT / "configs" / "pong_impala.toml"
 TRAJECTORIES, NUM_ENVS, STEPS = 16, 16, 16
 """4,096 samples for each rank."""
 NETWORKS = ("nature_cnn", "impala_resnet")
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16")
 TIMEOUT_S = 120.0
 
 
@@ -58,21 +58,21 @@ def make(plan: Plan) -> Benchmark:
     count = 0 if plan.quick else len(machine.gpus())
     if not plan.quick and not count:
         raise BenchmarkError("this machine has no NVIDIA GPU")
-    device, seconds = ("cpu", 0.1) if plan.quick else ("cuda", 2.0)
+    device, seconds = ("cpu", 0.1) if plan.quick else ("cuda", 1.5)
     sizes = (1, 2) if plan.quick or count > 1 else (1,)
     steps, envs = (4, 2) if plan.quick else (STEPS, NUM_ENVS)
     trajectories = 2 if plan.quick else TRAJECTORIES
 
-    def group(network: str, precision: str) -> tuple[Case, ...]:
-        return tuple(Case(network, precision, size) for size in sizes)
-
-    groups = [group(network, precision) for network in NETWORKS for precision in PRECISIONS]
+    groups = [
+        tuple(Case(network, precision, size) for precision in PRECISIONS for size in sizes)
+        for network in NETWORKS
+    ]
 
     def arguments(case: Case, rank: int, folder: Path) -> tuple[object, ...]:
         return (
             CONFIG,
             *("--rank", rank, "--ranks", case.ranks, "--device", device),
-            *("--rendezvous", folder / f"ranks-{case.ranks}"),
+            *("--rendezvous", folder / f"{case.precision}-{case.ranks}"),
             *PONG,
             f"network.name={case.network}",
             f"learner.precision={case.precision}",
@@ -116,14 +116,25 @@ def make(plan: Plan) -> Benchmark:
         ),
         ratios=(
             *(
-                Ratio(f"{case.name}: from slots over resident", _over_resident(case), 0.95)
+                Ratio(
+                    f"{case.name}: from slots over resident",
+                    _over_resident(case),
+                    0.95,
+                    sides=(case.name,),
+                )
                 for cases in groups
                 for case in cases
             ),
             *(
-                Ratio(f"{cases[0].name}: two ranks over one, from slots", _over_one(cases), 1.8)
+                Ratio(
+                    f"{case.name} over one, from slots",
+                    _over_one(case),
+                    1.8 if case.network == "impala_resnet" else None,
+                    sides=(case.name, case._replace(ranks=1).name),
+                )
                 for cases in groups
-                if len(cases) > 1
+                for case in cases
+                if case.ranks > 1
             ),
         ),
         units={
@@ -135,7 +146,7 @@ def make(plan: Plan) -> Benchmark:
         settings={
             "batch": f"IMPALA, {trajectories} trajectories of {steps} x {envs} samples of "
             "84 x 84 x 4 for each rank",
-            "turns": f"{seconds:g} s each; the processes of a network and a precision take turns",
+            "turns": f"{seconds:g} s each; the processes of a network take turns",
             "threads": "1 a process, and those of CUDA",
         },
         notes=("Both exclude messages and the publication of weights.",),
@@ -154,6 +165,6 @@ def _over_resident(case: Case) -> Callable[[RoundValues], float | None]:
     return lambda values: quotient(values[case.name]["slots"], values[case.name]["resident"])
 
 
-def _over_one(cases: tuple[Case, ...]) -> Callable[[RoundValues], float | None]:
-    one, two = cases
-    return lambda values: quotient(values[two.name]["slots"], values[one.name]["slots"])
+def _over_one(case: Case) -> Callable[[RoundValues], float | None]:
+    one = case._replace(ranks=1)
+    return lambda values: quotient(values[case.name]["slots"], values[one.name]["slots"])
