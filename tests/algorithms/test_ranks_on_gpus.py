@@ -37,8 +37,8 @@ CLOSE = {"fp32": 1e-5, "bf16": 2e-3}
 """Largest difference of parameters after `UPDATES`, by precision. Gradients of bfloat16 are rounded
 on each rank before they are added.
 """
-STATISTICS = {"fp32": {}, "bf16": {"rel": 3e-2, "abs_": 1e-2}}
-"""Largest differences of statistics, likewise."""
+STATISTICS = {"fp32": {}, "bf16": {"rel": 3e-2, "abs_": 5e-2}}
+"""Largest differences of statistics, likewise. One of 34 ratios may be clipped on one side only."""
 
 
 class Case(NamedTuple):

@@ -113,13 +113,16 @@ def test_ranks_on_gpus_share_the_draws_of_four_shards(tmp_path: Path) -> None:
         assert 130 == live.interrupt(), live.output()
 
 
-def test_one_rank_trains_on_the_gpu_that_it_is_given(tmp_path: Path) -> None:
-    """Pinned memory and the checks of a batch open no context on the first GPU."""
-    with run(tmp_path / "runs", learner__device="cuda:1") as live:
+@pytest.mark.parametrize(("index", "device"), [(0, "auto"), (0, "cuda"), (1, "cuda:1")])
+def test_one_rank_trains_on_the_gpu_that_it_is_given(
+    index: int, device: str, tmp_path: Path
+) -> None:
+    """Pinned memory and staged batches open no context on another GPU."""
+    with run(tmp_path / "runs", learner__device=device) as live:
         live.until_training(more=5)
         pid = live.wait_for_pid("learner")
         (gpus,) = gpus_of((pid,))
         query = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-        assert [done.stdout.split()[1]] == gpus
+        assert [done.stdout.split()[index]] == gpus
         assert 130 == live.interrupt(), live.output()

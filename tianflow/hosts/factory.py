@@ -343,18 +343,20 @@ def _device(name: str) -> torch.device:
 
 
 def opened(device: torch.device) -> torch.device:
-    """``device`` as the one of the calling thread, which sleeps while it waits for it.
+    """``device`` by its number, as the one of the calling thread, which sleeps while it waits for
+    it.
 
     PyTorch allocates pinned memory on the thread's own device. A process with another device would
     have a context, and some hundred MiB, on both.
     """
-    if device.type == "cuda":
-        import torch
+    if device.type == "cpu":
+        return device
+    import torch
 
-        index = device.index or 0
-        devices.sleep_in_waits(index)
-        torch.cuda.set_device(index)
-    return device
+    found = torch.device("cuda", device.index or 0)
+    devices.sleep_in_waits(found.index)
+    torch.cuda.set_device(found)
+    return found
 
 
 def make_seed(*parts: int) -> int:
