@@ -16,6 +16,7 @@ from tianflow.channels.latest import LatestCell
 from tianflow.config.loading import load_config
 from tianflow.core.payloads import Version
 from tianflow.core.program import ComponentSpec, HostPlan, HostSpec
+from tianflow.hosts import factory
 from tianflow.hosts import shard_factory as shard_making
 from tianflow.hosts.factory import Builder, Incarnation
 from tianflow.interfaces import LiveSettings

@@ -71,16 +71,20 @@ class BatchTrainer:
 
     @property
     def stages_ahead(self) -> bool:
-        """True if `stage` may be called on another thread, before the update. Other ranks learn of
-        a batch by the order for its update only.
+        """True if `stage` is to be called on another thread, during the update before."""
+        return self._stager is not None
+
+    def own(self, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        """Those that this rank trains on. All ranks share the columns of a draw, or the
+        trajectories of a batch.
         """
-        return self._stager is not None and self.ranks.size == 1
+        return tuple(
+            trajectories if self._draws else trajectories[self.ranks.share(len(trajectories))]
+        )
 
     def stage(self, trajectories: Sequence[Trajectory]) -> StagedBatch:
-        """This rank's part of a batch on the learner's device. All ranks share the columns of a
-        draw, or the trajectories of a batch.
-        """
-        own = trajectories if self._draws else trajectories[self.ranks.share(len(trajectories))]
+        """This rank's part of a batch on the learner's device."""
+        own = self.own(trajectories)
         if self._stager is not None and self._stager.follow():
             return self._stager.stage(own)
         began = time.monotonic()
@@ -89,7 +93,7 @@ class BatchTrainer:
         for index, trajectory in enumerate(own):
             self._stacker.fill(index, self._view(trajectory), trajectory.length)
         batch = self._stacker.batch()
-        return StagedBatch(tuple(own), batch, time.monotonic() - began)
+        return StagedBatch(own, batch, time.monotonic() - began)
 
     def train(
         self,

@@ -281,8 +281,13 @@ class Learner:
         be refused.
         """
         batch = await pulled
-        self._staged = await staging.run(lambda: self._trainer.stage(batch.trajectories))
+        self._staged = await staging.run(lambda: self._stage_on_all_ranks(batch))
         return batch
+
+    def _stage_on_all_ranks(self, batch: Batch) -> StagedBatch:
+        """Runs on the thread that stages."""
+        self._orders.send_ahead(batch.trajectories)
+        return self._trainer.stage(batch.trajectories)
 
     def _take_staged(self) -> StagedBatch | None:
         staged, self._staged = self._staged, None
@@ -362,7 +367,7 @@ class Learner:
         """
         live = self._settings.value
         config, elapsed = live.config, self._elapsed(batch, time.monotonic())
-        self._orders.send(live, batch.trajectories, elapsed)
+        self._orders.send(live, batch.trajectories, elapsed, staged=staged is not None)
         trained = self._trainer.train(
             config, batch.trajectories, elapsed, self._compute.stopping.is_set, staged
         )

@@ -209,7 +209,8 @@ class SlotStager:
         self._nbytes = aligned(last.offset + last.nbytes)
         """Bytes of a slot without its request."""
         self._landing = torch.empty(0, self._nbytes, dtype=torch.uint8, device=device)
-        # Two batches at most have columns: one is trained on, and one is staged.
+        # Three batches at most have columns: one is trained on, one is staged, and a rank may have
+        # one that was refused.
         self._free: list[_Place] = []
 
     def follow(self) -> bool:

@@ -52,6 +52,11 @@ class Ranks:
     rank = 0
     size = 1
 
+    @property
+    def ahead(self) -> Ranks:
+        """The same group for messages of another thread."""
+        return self
+
     def add(self, tensor: Tensor) -> Tensor:
         """``tensor``, summed over the ranks in place. Each rank gets the same sum.
 
@@ -104,10 +109,16 @@ class GroupedRanks(Ranks):
         size: number of ranks.
         control: group for messages and state, on CPUs (gloo).
         data: group for counts, statistics and gradients on the learner's device.
+        ahead: group for messages of another thread, on CPUs.
     """
 
-    def __init__(self, rank: int, size: int, control: Any, data: Any) -> None:
+    def __init__(self, rank: int, size: int, *, control: Any, data: Any, ahead: Any = None) -> None:
         self.rank, self.size, self._control, self._data = rank, size, control, data
+        self._ahead = ahead
+
+    @property
+    def ahead(self) -> Ranks:
+        return GroupedRanks(self.rank, self.size, control=self._ahead, data=self._ahead)
 
     def add(self, tensor: Tensor) -> Tensor:
         _wait(lambda: self._data.allreduce([tensor]))
@@ -178,7 +189,9 @@ def join(rendezvous: Path, *, rank: int, size: int, device: torch.device) -> Ran
     """
     store = dist.FileStore(str(rendezvous), size)
     try:
-        control = _gloo(dist.PrefixStore("control", store), rank, size)
+        control, ahead = (
+            _gloo(dist.PrefixStore(name, store), rank, size) for name in ("control", "ahead")
+        )
         data = control
         if device.type == "cuda":
             os.environ.setdefault(NCCL_INTERFACE, "lo")
@@ -188,7 +201,7 @@ def join(rendezvous: Path, *, rank: int, size: int, device: torch.device) -> Ran
             _NCCL_GROUPS.append(data)
     except RuntimeError as error:
         raise RankLostError(f"the ranks of the learner cannot join: {error}") from error
-    return GroupedRanks(rank, size, control, data)
+    return GroupedRanks(rank, size, control=control, data=data, ahead=ahead)
 
 
 def _gloo(store: Any, rank: int, size: int) -> Any:
