@@ -49,7 +49,7 @@ class StagedBatch:
     release: Callable[[], None] = nothing
 
 
-class Columns(Protocol):
+class DeviceColumns(Protocol):
     """Where the fields of trajectories go."""
 
     def make(self, count: int, device: torch.device) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ class DrawColumns:
         self._fields = [field for field in layout.fields if field.name not in NOT_TRAINED_ON]
         self._chosen = {field.name: of_items(field.name, items) for field in self._fields}
 
-    def make(self, count: int, device: torch.device) -> dict[str, Tensor]:  # noqa: ARG002 - as `Columns.make`
+    def make(self, count: int, device: torch.device) -> dict[str, Tensor]:  # noqa: ARG002 - as `DeviceColumns.make`
         return {
             field.name: torch.empty(
                 torch.empty(field.shape, device="meta")[self._chosen[field.name]].shape,
@@ -128,7 +128,7 @@ class DrawColumns:
             for field in self._fields
         }
 
-    def fill(self, columns: Tensors, landed: Tensor, lengths: Sequence[int]) -> None:  # noqa: ARG002 - as `Columns.fill`
+    def fill(self, columns: Tensors, landed: Tensor, lengths: Sequence[int]) -> None:  # noqa: ARG002 - as `DeviceColumns.fill`
         for field in self._fields:
             columns[field.name].copy_(_field(landed, field)[0][self._chosen[field.name]])
 
@@ -198,7 +198,7 @@ class SlotStager:
         self,
         *,
         arena: Arena,
-        columns: Columns,
+        columns: DeviceColumns,
         device: torch.device,
         stream: CopyStream,
         pinned: PinnedSlots,
