@@ -103,6 +103,21 @@ def test_a_slow_rank_on_a_gpu_delays_the_other_only(tmp_path: Path) -> None:
         assert 130 == live.interrupt(), live.output()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bound_that_is_lowered_while_batches_are_staged_holds(count: int, tmp_path: Path) -> None:
+    with run(tmp_path / "runs", **{**TWO_GPUS, "learner__ranks": count}) as live:
+        live.until_training(more=5)
+        for time_ in range(4 * TIMES):
+            live.patch("balance", max_staleness=(8, 0, 2)[time_ % 3])
+            live.until_training(more=5)
+            assert 0 == live.status()["staleness"]["violations"]
+        assert (1, 0) == (lineage(live), live.restarts())
+        assert 130 == live.interrupt(), live.output()
+        trajectories = live.result["trajectories"]
+        dropped = sum(trajectories["dropped"].values())
+        assert trajectories["begun"] == trajectories["trained"] + dropped
+
+
 def test_ranks_on_gpus_share_the_draws_of_four_shards(tmp_path: Path) -> None:
     settings = {"learner__ranks": 2, "learner__device": "cuda", "replay__shards": 4}
     with apex(tmp_path / "runs", **settings) as live:
