@@ -144,6 +144,7 @@ def make(plan: Plan) -> Benchmark:
             "slots_cpu": "s of CPU time for a million samples",
         },
         settings={
+            "cards": machine.cards(),
             "batch": f"IMPALA, {trajectories} trajectories of {steps} x {envs} samples of "
             "84 x 84 x 4 for each rank",
             "turns": f"{seconds:g} s each; the processes of a network take turns",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.lib import child
+from benchmarks.lib import child, machine
 from benchmarks.lib.harness import (
     Benchmark,
     BenchmarkError,
@@ -145,6 +145,7 @@ def make(plan: Plan) -> Benchmark:
         ),
         units={**training.UNITS, "environments": "env steps/s, all cores"},
         settings={
+            "cards": machine.cards(),
             "run": "configs/pong_impala.toml, learner.device = auto; local: "
             f"{max(1, len(cores) - RESERVED)} actors of 16 environments in as many processes, "
             f"B = A/2, max_staleness = 2; central: {max(1, len(cores) - RESERVED_CENTRAL)} hosts "
