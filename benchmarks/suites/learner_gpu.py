@@ -58,7 +58,7 @@ def make(plan: Plan) -> Benchmark:
     count = 0 if plan.quick else len(machine.gpus())
     if not plan.quick and not count:
         raise BenchmarkError("this machine has no NVIDIA GPU")
-    device, seconds = ("cpu", 0.1) if plan.quick else ("cuda", 1.5)
+    device, seconds = ("cpu", 0.1) if plan.quick else ("cuda", 1.0)
     sizes = (1, 2) if plan.quick or count > 1 else (1,)
     steps, envs = (4, 2) if plan.quick else (STEPS, NUM_ENVS)
     trajectories = 2 if plan.quick else TRAJECTORIES
