@@ -16,16 +16,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.algorithms import test_on_policy as on_policy
 from tests.components.test_stacking import LAYOUT, B, N, T, spoilt, trajectory
 from tests.support.pretended_device import pretended_device
+from tests.support.settings import cartpole
 from tianflow.channels.arena import Arena
-from tianflow.channels.memory import heap_arena
+from tianflow.channels.memory import HeapSlots, heap_arena
 from tianflow.components import pinned_slots
 from tianflow.components.batch_trainer import BatchTrainer
 from tianflow.components.pinned_slots import PinnedSlots
 from tianflow.components.stacking import BatchStacker, DrawStacker
 from tianflow.components.staging import BatchColumns, CopyStream, DrawColumns, SlotStager
+from tianflow.config.model import Config
 from tianflow.config.schedules import Elapsed
+from tianflow.coordinator.slot_manager import SlotManager
 from tianflow.core.layout import make_draw_layout, make_layout
-from tianflow.core.payloads import Trajectory, Version
+from tianflow.core.payloads import Trajectory, Version, aligned
+from tianflow.errors import ConfigError
+from tianflow.planning.memory import slots_capacity
 
 CPU = torch.device("cpu")
 
@@ -231,14 +236,32 @@ def test_slots_that_are_added_are_pinned_too(runtime: Runtime) -> None:
         assert {start: arena.memory(slots).nbytes} == runtime.pinned
 
 
-def test_what_memory_the_run_may_not_have_is_not_pinned(runtime: Runtime) -> None:
-    """`balance.memory_limit` refuses more slots, so the arena has no more than before."""
-    arena = heap_arena(LAYOUT, 8)
-    arena.slots = 3
-    stager = stager_of(arena, BatchColumns(LAYOUT))
-    assert stager.follow()
-    assert [arena.memory(3).nbytes] == list(runtime.pinned.values())
-    assert arena.memory(8).nbytes > arena.memory(3).nbytes
+def test_slots_are_pinned_as_far_as_the_memory_limit_lets_them_grow(runtime: Runtime) -> None:
+    """A live change of the number of actors adds slots; beyond the limit there are none."""
+    each = aligned(LAYOUT.nbytes)
+
+    def config(actors: int) -> Config:
+        return cartpole(
+            balance={"memory_limit": 8 * each},
+            algorithm={"batch_trajectories": 2},
+            actors={"count": actors},
+        )
+
+    capacity = slots_capacity(config(1), LAYOUT)
+    owner = HeapSlots(layout=LAYOUT, capacity=capacity)
+    manager = SlotManager(owner=owner, layout=LAYOUT)
+    exchange = manager.open(config(1), clock=lambda: 0.0, schedule=lambda _: (0, 1.0), resumed=None)
+    pinned, before = PinnedSlots(owner.arena, "learner"), owner.arena.slots
+    for actors in (1, 2, 4):
+        manager.grow(config(actors), exchange)
+        assert pinned.follow()
+        assert [owner.arena.slots * each] == list(runtime.pinned.values())
+    assert before < owner.arena.slots <= capacity
+    with pytest.raises(ConfigError, match="memory limit"):
+        manager.check(config(16))
+    manager.grow(config(16), exchange)
+    assert pinned.follow()
+    assert sum(runtime.pinned.values()) <= 8 * each
 
 
 @pytest.mark.parametrize("refused", ["from the start", "when slots are added"])

@@ -309,7 +309,7 @@ class LearnerSettings(Section):
     """Number format of the learner's networks.
 
     tf32: matrix products and convolutions on a GPU round their inputs to a mantissa of 10 bits;
-    about twice as fast for images. On a CPU it is fp32.
+    1.6 to 1.8 times as fast for images on an H200. On a CPU it is fp32.
 
     bf16: matrix products, convolutions and their gradients in bfloat16; parameters, losses, targets
     and optimiser in float32. Faster for convolutions on hardware with bfloat16 (1.5 times for
