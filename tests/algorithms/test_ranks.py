@@ -5,6 +5,7 @@ whose learners are made before, because the initial weights come from PyTorch's 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -315,6 +316,9 @@ def test_ranks_on_gpus_exchange_data_by_nccl_and_messages_by_gloo(
 ) -> None:
     monkeypatch.setattr(grouped.dist, "ProcessGroupNCCL", PretendedNccl, raising=False)
     monkeypatch.setattr(PretendedNccl, "made", [])
+    monkeypatch.setattr(grouped, "_NCCL_GROUPS", [])
+    monkeypatch.setenv(grouped.NCCL_INTERFACE, "")
+    monkeypatch.delenv(grouped.NCCL_INTERFACE)
     env, settings = on_policy.spec(), on_policy.config("impala", normalise=True)
     policy, alone = on_policy.pair(settings, env)
     batches = [on_policy.rollout(policy, env, seed=seed) for seed in range(3)]
@@ -339,6 +343,8 @@ def test_ranks_on_gpus_exchange_data_by_nccl_and_messages_by_gloo(
         equal(learner, alone)
     assert [grouped.FOREVER] * 2 == [group.options._timeout for group in PretendedNccl.made]
     assert all(group.used for group in PretendedNccl.made)
+    assert set(PretendedNccl.made) == set(grouped._NCCL_GROUPS)
+    assert "lo" == os.environ[grouped.NCCL_INTERFACE]
 
 
 def test_built_in_learners_declare_what_they_can_do() -> None:

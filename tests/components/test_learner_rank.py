@@ -242,3 +242,38 @@ def test_ranks_stage_the_batch_that_is_sent_ahead_and_drop_one_that_is_refused(
 
 def test_rank_0_sends_a_batch_ahead_only_to_other_ranks() -> None:
     OrderSender(ALONE).send_ahead(trajectories(2))
+
+
+def test_a_rank_that_cannot_stage_a_batch_fails(tmp_path: Path) -> None:
+    class Full(NotingStager):
+        def stage(self, own: tuple[Trajectory, ...]) -> StagedBatch:
+            raise RuntimeError("no memory is left")
+
+    done = threading.Event()
+
+    def lead(ranks: Ranks) -> None:
+        OrderSender(ranks).send_ahead(trajectories(2))
+        assert done.wait(20.0)
+
+    def follow(ranks: Ranks) -> None:
+        trainer = BatchTrainer(
+            algorithm=Noting(),  # type: ignore[arg-type]  # a fake
+            make_stacker=lambda _: pytest.fail("a stacker was made"),
+            view=lambda _: {},
+            ranks=ranks,
+            stager=Full(None),  # type: ignore[arg-type]  # a fake
+        )
+        rank = LearnerRank(
+            name="learner-1",
+            host="learner-1",
+            settings=LatestCell(LiveSettings(BASE, 1), 0),
+            compute=Compute(name="compute", on_orphan=lambda _: None),
+            make=lambda: trainer,
+        )
+        try:
+            with pytest.raises(RuntimeError, match="no memory is left"):
+                asyncio.run(rank.run(lambda: None))
+        finally:
+            done.set()
+
+    together(tmp_path, 2, lambda ranks: follow(ranks) if ranks.rank else lead(ranks))
