@@ -35,7 +35,7 @@ NAMES = (
     "forecast",
     "inference",
 )
-LONG = ("stalled", "storm", "pong_gpu", "peers_cartpole", "peers_pong")
+LONG = ("stalled", "storm", "pong_gpu", "learner_gpu", "peers_cartpole", "peers_pong")
 """Benchmarks that run only when they are named. They take half an hour, or need a GPU, or need the
 peers that `make bench-peers` installs.
 """

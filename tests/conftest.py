@@ -92,22 +92,23 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked ``gpu`` run where there is one, those marked ``extra`` where its package is
-    installed.
+    """Tests marked ``gpu`` run where there are as many GPUs as the mark says, those marked
+    ``extra`` where its package is installed.
     """
-    if item.get_closest_marker("gpu") is not None and not _gpu_available():
-        pytest.skip("needs a GPU")
+    gpu = item.get_closest_marker("gpu")
+    if gpu is not None and _gpus() < (wanted := gpu.args[0] if gpu.args else 1):
+        pytest.skip(f"needs {wanted} GPUs" if wanted > 1 else "needs a GPU")
     extra = item.get_closest_marker("extra")
     if extra is not None and importlib.util.find_spec(extra.args[0]) is None:
         pytest.skip(f"needs the extra {extra.args[0]}, which `dev` does not install")
 
 
-def _gpu_available() -> bool:
+def _gpus() -> int:
     if not Path("/dev/nvidiactl").exists():  # spares the import
-        return False
+        return 0
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count()
 
 
 def _fail_if_skipped(report: Any) -> None:

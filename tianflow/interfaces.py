@@ -307,6 +307,10 @@ class BatchSource(Protocol):
         The request may leave at the call: the caller has to await it, or cancel the wait.
         """
 
+    @property
+    def arena(self) -> Arena:
+        """Where the trajectories lie: slots of trajectories, or of draws."""
+
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]: ...
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used. Expired trajectories are dropped(expired), the others are

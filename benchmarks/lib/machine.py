@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -84,14 +85,47 @@ def _cpu_model() -> str:
 
 def gpus() -> list[str]:
     """Return the names of the NVIDIA GPUs that this process may use."""
+    return list(_usable_gpus("name").values())
+
+
+def cards() -> str:
+    """Describe the driver of the GPUs that this process may use, and the links between them."""
+    driver = ", ".join(dict.fromkeys(_usable_gpus("driver_version").values()))
+    if not driver:
+        return "no GPU"
+    names = [f"GPU{index}" for index in _usable_gpus("name")]
+    rows = [re.sub(r"\x1b\[\d*m", "", line).split() for line in _nvidia_smi("topo", "-m")]
+    columns = rows[0] if rows else []
+    links = [
+        f"{row[0]}-{columns[place]} {link}"
+        for row in rows[1:]
+        for place, link in enumerate(row[1 : 1 + len(columns)])
+        if row[0] in names and columns[place] in names and row[0] < columns[place]
+    ]
+    return ", ".join([f"driver {driver}", *links])
+
+
+def _usable_gpus(field: str) -> dict[str, str]:
+    """Return ``field`` of the GPUs that this process may use, by index."""
+    lines = _nvidia_smi(f"--query-gpu=index,{field}", "--format=csv,noheader")
+    found = dict(line.split(", ", 1) for line in lines if ", " in line)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {
+        index: value
+        for index, value in found.items()
+        if visible is None or index in visible.split(",")
+    }
+
+
+def _nvidia_smi(*arguments: str) -> list[str]:
+    """Return the lines that ``nvidia-smi`` prints; none without it."""
     try:
-        query = ("nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader")
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ("nvidia-smi", *arguments), capture_output=True, text=True, timeout=30, check=False
+        )
     except OSError:
         return []
-    found = dict(line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [name for index, name in found.items() if visible is None or index in visible.split(",")]
+    return done.stdout.splitlines()
 
 
 def _version(package: str) -> str:

@@ -99,6 +99,7 @@ NEEDED = (
 """Beginnings of environments, the module that each needs, and the package to install."""
 ELSEWHERE = {
     "pong_apex": "takes longer than ten minutes",
+    "pong_gpu": "needs a GPU",
     "pong_impala": "takes longer than ten minutes",
     "cartpole_seed": "that of `cartpole_impala`",
 }

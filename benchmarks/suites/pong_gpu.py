@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.lib import child
+from benchmarks.lib import child, machine
 from benchmarks.lib.harness import (
     Benchmark,
     BenchmarkError,
@@ -25,6 +25,7 @@ from benchmarks.lib.machine import ROOT
 from benchmarks.workers import training
 
 CONFIG = ROOT / "configs" / "pong_impala.toml"
+SHIPPED = ROOT / "configs" / "pong_gpu.toml"
 STANDARD = ("env.kwargs.img_height=84", "env.kwargs.img_width=84")
 CENTRAL = (
     "actors.inference=central",
@@ -42,6 +43,8 @@ class Case(NamedTuple):
     """A batch has a trajectory for every two actors. With one trajectory in a batch, the controller
     idles most actors.
     """
+    config: Path = CONFIG
+    """`SHIPPED` chooses actors and batches itself."""
 
     @property
     def central(self) -> bool:
@@ -55,6 +58,7 @@ CASES = {
     "42 x 42, central": Case(CENTRAL),
     "84 x 84, local": Case(STANDARD),
     "84 x 84, central": Case((*STANDARD, *CENTRAL)),
+    "84 x 84, central, as shipped": Case((), config=SHIPPED),
     "84 x 84, two servers": Case((*STANDARD, *CENTRAL, "inference.servers=2")),
 }
 RESERVED, RESERVED_CENTRAL = 2, 1
@@ -83,6 +87,9 @@ def make(plan: Plan) -> Benchmark:
 
     def trained(case: str, seed: int) -> Values:
         chosen = CASES[case]
+        if chosen.config == SHIPPED:
+            shipped = (f"run.seed={seed}", "run.target_return=null")
+            return training.measure(str(SHIPPED), shipped, window, plan.scratch)
         actors = hosts(case) * (2 if chosen.central else 1)
         settings = (
             f"run.seed={seed}",
@@ -100,7 +107,14 @@ def make(plan: Plan) -> Benchmark:
         commands = [
             (
                 "benchmarks.workers.bare_loops",
-                ("environments", CONFIG, seconds, *CASES[case].overrides, "--core", core),
+                (
+                    "environments",
+                    CASES[case].config,
+                    seconds,
+                    *CASES[case].overrides,
+                    "--core",
+                    core,
+                ),
             )
             for core in cores
         ]
@@ -121,15 +135,22 @@ def make(plan: Plan) -> Benchmark:
         title="IMPALA on Pong, learner on a GPU, over the environments alone on all cores",
         sides=tuple(side for case in CASES for side in sides(case)),
         ratios=tuple(
-            Ratio(f"{case}: trained steps/s over the environments alone", _over(case))
+            Ratio(
+                f"{case}: trained steps/s over the environments alone",
+                _over(case),
+                0.9 if CASES[case].config == SHIPPED else None,
+                sides=(case, _limit(case)),
+            )
             for case in CASES
         ),
         units={**training.UNITS, "environments": "env steps/s, all cores"},
         settings={
+            "cards": machine.cards(),
             "run": "configs/pong_impala.toml, learner.device = auto; local: "
             f"{max(1, len(cores) - RESERVED)} actors of 16 environments in as many processes, "
             f"B = A/2, max_staleness = 2; central: {max(1, len(cores) - RESERVED_CENTRAL)} hosts "
-            f"of two actors, B = A/2, {', '.join(CENTRAL)}; frame skip 4, not multiplied",
+            f"of two actors, B = A/2, {', '.join(CENTRAL)}; as shipped: configs/pong_gpu.toml; "
+            "frame skip 4, not multiplied",
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; environments "
             f"alone {seconds:g} s",
             "limit": f"{len(cores)} processes of 16 environments, one thread and one core each, "

@@ -16,17 +16,27 @@ from torch import Tensor
 
 from tests.algorithms import test_off_policy as off_policy
 from tests.algorithms import test_on_policy as on_policy
+from tests.support.pretended_device import pretended_device
 from tianflow.algorithms.common import precision
 from tianflow.algorithms.common.parameter_buffer import Adam
 from tianflow.algorithms.common.precision import (
     Autocast,
+    arithmetic,
     forward_in,
     in_float32,
+    no_tf32_reason,
     set_acting_precision,
     slow_reason,
     to_float32,
 )
-from tianflow.config.model import ActorSettings, Config, LearnerSettings
+from tianflow.components.agreement import LEAST_SPREAD, tolerance_of
+from tianflow.config.model import (
+    ActorSettings,
+    Config,
+    InferenceSettings,
+    LearnerSettings,
+    Precision,
+)
 from tianflow.core.payloads import LeafSpec
 from tianflow.errors import ConfigError
 from tianflow.interfaces import LearnerBatch
@@ -463,3 +473,115 @@ def test_slow_bfloat16_causes_one_warning_and_is_used(
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="precision"):
         LearnerSettings(precision="fp16")
+
+
+# tf32
+# --------------------------------------------------------------------------------------------------
+
+
+def flags() -> tuple[bool, bool]:
+    """Whether matrix products and convolutions on a GPU round to tf32."""
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def in_precision(settings: Config, wanted: Precision) -> Config:
+    return settings.model_copy(update={"learner": LearnerSettings(precision=wanted)})
+
+
+def test_learner_and_servers_have_the_same_precision_by_default() -> None:
+    assert LearnerSettings().precision == InferenceSettings().precision
+
+
+@pytest.mark.parametrize(("expected", "wanted"), [(True, "tf32"), (False, "fp32")])
+def test_an_update_on_a_device_rounds_to_tf32_only_if_that_is_set(
+    expected: bool, wanted: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, env = in_precision(on_policy.config("impala"), wanted), on_policy.spec()
+    policy, _ = on_policy.pair(settings, env)
+    before, seen = flags(), []
+    monkeypatch.setattr(precision, "no_tf32_reason", lambda _: "")
+    with pretended_device() as device:
+        learner = on_policy.ALGORITHMS["impala"].make_learner(settings, env, device)
+        evaluate = learner.model.evaluate
+        monkeypatch.setattr(
+            learner.model, "evaluate", lambda *given: seen.append(flags()) or evaluate(*given)
+        )
+        arrays = on_policy.rollout(policy, env)
+        learner.step(LearnerBatch({name: value.to(device) for name, value in arrays.items()}))
+    assert {(expected, expected)} == set(seen)
+    assert before == flags()
+
+
+@pytest.mark.parametrize("wanted", ["fp32", "tf32", "bf16"])
+def test_the_arithmetic_before_returns_after_an_error(wanted: Precision) -> None:
+    before, context = flags(), arithmetic(torch.device("meta"), wanted)
+    context.__enter__()
+    assert (wanted == "tf32",) * 2 == flags()
+    assert not context.__exit__(KeyError, KeyError(), None)
+    assert before == flags()
+
+
+@every_actor_critic
+def test_a_tf32_run_that_is_resumed_on_a_cpu_continues_in_float32(algorithm: str) -> None:
+    """The checkpoint is that of a learner on a device."""
+    env = on_policy.spec()
+    settings = in_precision(on_policy.config(algorithm, normalise=True), "tf32")
+    policy, _ = on_policy.pair(settings, env)
+    factory = on_policy.ALGORITHMS[algorithm]
+    with pretended_device() as device:
+        there = factory.make_learner(settings, env, device)
+        arrays = on_policy.rollout(policy, env)
+        there.step(LearnerBatch({name: value.to(device) for name, value in arrays.items()}))
+        state = there.state_dict()
+    here, exact = (
+        factory.make_learner(each, env, CPU) for each in (settings, in_precision(settings, "fp32"))
+    )
+    arrays = on_policy.rollout(policy, env, seed=1)
+    for learner in (here, exact):
+        learner.load_state_dict(state)
+        on_policy.same_state(state, learner.state_dict())
+    assert here.step(LearnerBatch(arrays)) == exact.step(LearnerBatch(arrays))
+    on_policy.same_state(exact.state_dict(), here.state_dict())
+
+
+def test_tf32_on_a_cpu_is_called_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    assert in_float32 is forward_in("tf32", CPU)
+    assert "learner.precision = tf32 is not faster" in caplog.text
+    assert "a CPU computes it in float32" == no_tf32_reason(CPU)
+
+
+def test_a_policy_needs_nothing_for_tf32() -> None:
+    """The server's arithmetic rounds, so that a plug-in's policy does, too."""
+    found = in_precision(on_policy.config("impala"), "fp32")
+    found = found.model_copy(update={"inference": InferenceSettings(precision="tf32")})
+    set_acting_precision(found, object(), "inference")  # type: ignore[arg-type]  # it has no method
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", ["nature_cnn", "impala_resnet"])
+@pytest.mark.parametrize("wanted", ["fp32", "tf32", "bf16"])
+def test_on_a_gpu_ratios_at_staleness_0_are_1_within_what_is_stated(
+    wanted: Precision, network: str, record_property: Any
+) -> None:
+    """Actions were chosen by a policy on the GPU, as in a server."""
+    device = torch.device("cuda", 0)
+    env = on_policy.spec(on_policy.DISCRETE, LeafSpec("", (4, 84, 84), "uint8"))
+    settings = in_precision(on_policy.config("impala", network=network), wanted)
+    settings = settings.model_copy(update={"inference": InferenceSettings(precision=wanted)})
+    learner = on_policy.ALGORITHMS["impala"].make_learner(settings, env, device)
+    policy = on_policy.ALGORITHMS["impala"].make_policy(settings, env, device)
+    policy.load(learner.flat())
+    set_acting_precision(settings, policy, "inference")
+    cpu = on_policy.ALGORITHMS["impala"].make_policy(settings, env)
+    cpu.load(learner.flat())
+    arrays = {name: value.to(device) for name, value in on_policy.rollout(cpu, env).items()}
+    for t in range(on_policy.T):
+        with arithmetic(device, wanted):
+            chosen = policy.act({"": arrays["obs/"][t]}, {}, None)
+            arrays["action"][t] = chosen.action
+            arrays["log_prob"][t] = policy.log_prob(chosen.parameters, chosen.action)
+    found = learner.step(LearnerBatch(arrays)).statistics["log_ratio_max"]
+    valid = arrays["log_prob"][arrays["valid"]]
+    spread = max(LEAST_SPREAD, float(valid.max() - valid.min()))
+    record_property("largest log ratio over the spread", found / spread)
+    assert found <= spread * tolerance_of(wanted, wanted)

@@ -5,6 +5,7 @@ whose learners are made before, because the initial weights come from PyTorch's 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -77,12 +78,14 @@ def trained(
     return learner, results
 
 
-def same(one: list[StepResult], whole: list[StepResult]) -> None:
+def same(
+    one: list[StepResult], whole: list[StepResult], *, rel: float = 1e-3, abs_: float = 1e-4
+) -> None:
     """Both ranks report what one rank does."""
     for number, (found, wanted) in enumerate(zip(one, whole, strict=True)):
         assert (found.samples, found.finite) == (wanted.samples, wanted.finite), number
         if found.finite:
-            assert found.statistics == pytest.approx(wanted.statistics, rel=1e-3, abs=1e-4), number
+            assert found.statistics == pytest.approx(wanted.statistics, rel=rel, abs=abs_), number
 
 
 def equal(learner: Any, alone: Any) -> None:
@@ -313,6 +316,9 @@ def test_ranks_on_gpus_exchange_data_by_nccl_and_messages_by_gloo(
 ) -> None:
     monkeypatch.setattr(grouped.dist, "ProcessGroupNCCL", PretendedNccl, raising=False)
     monkeypatch.setattr(PretendedNccl, "made", [])
+    monkeypatch.setattr(grouped, "_NCCL_GROUPS", [])
+    monkeypatch.setenv(grouped.NCCL_INTERFACE, "")
+    monkeypatch.delenv(grouped.NCCL_INTERFACE)
     env, settings = on_policy.spec(), on_policy.config("impala", normalise=True)
     policy, alone = on_policy.pair(settings, env)
     batches = [on_policy.rollout(policy, env, seed=seed) for seed in range(3)]
@@ -337,6 +343,8 @@ def test_ranks_on_gpus_exchange_data_by_nccl_and_messages_by_gloo(
         equal(learner, alone)
     assert [grouped.FOREVER] * 2 == [group.options._timeout for group in PretendedNccl.made]
     assert all(group.used for group in PretendedNccl.made)
+    assert set(PretendedNccl.made) == set(grouped._NCCL_GROUPS)
+    assert "lo" == os.environ[grouped.NCCL_INTERFACE]
 
 
 def test_built_in_learners_declare_what_they_can_do() -> None:

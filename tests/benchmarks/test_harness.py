@@ -42,6 +42,7 @@ from benchmarks.suites import (
     impala_cartpole,
     inference,
     learner,
+    learner_gpu,
     many_actors,
     network,
     peers_cartpole,
@@ -422,6 +423,31 @@ def test_the_usable_gpus_are_described(tmp_path: Path, monkeypatch: pytest.Monke
     assert [] == machine.gpus()
 
 
+def test_driver_and_links_of_the_usable_gpus_are_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = (
+        "\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\x1b[0m\nGPU0\t X \tNV18\tSYS\t0-31\n"
+        "GPU1\tNV18\t X \tPHB\t0-31\nGPU2\tSYS\tPHB\t X \t0-31\n\nLegend:\n\n  X = Self\n"
+    )
+    (tmp_path / "topology").write_text(topology)
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f"#!/bin/sh\nif [ $1 = topo ]; then /bin/cat {tmp_path / 'topology'}; else\n"
+        "for i in 0 1 2; do echo $i, 1.2; done; fi\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "driver 1.2, GPU0-GPU1 NV18, GPU0-GPU2 SYS, GPU1-GPU2 PHB" == machine.cards()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    assert "driver 1.2, GPU0-GPU2 SYS" == machine.cards()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "driver 1.2" == machine.cards()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert "no GPU" == machine.cards()
+
+
 def test_children_do_not_inherit_variables_that_mislead_numerical_libraries() -> None:
     found = machine.clean_environment(
         {"OPENBLAS_CORETYPE": "X", "OPENBLAS_L2_SIZE": "1", "HOME": "here", "OMP_NUM_THREADS": "8"}
@@ -541,6 +567,7 @@ MADE = [
         weights,
         actors,
         learner,
+        learner_gpu,
         idle,
         readers,
         replay,

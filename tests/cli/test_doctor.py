@@ -6,8 +6,10 @@ import re
 import resource
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tests.support.paths import ROOT
@@ -67,6 +69,60 @@ def test_shared_memory_that_cannot_be_made_is_a_problem(monkeypatch: pytest.Monk
     assert doctor.shared_memory().level == "problem"
 
 
+class FakeRuntime:
+    """CUDA's runtime, which pins memory or refuses it."""
+
+    def __init__(self, error: int) -> None:
+        self.pinned: set[int] = set()
+        self._error = error
+
+    def cudaHostRegister(self, start: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        assert (doctor.MEMORY_PROBE, 0) == (nbytes, flags)
+        if not self._error:
+            self.pinned.add(start)
+        return self._error
+
+    def cudaHostUnregister(self, start: int) -> int:  # noqa: N802 - likewise
+        self.pinned.remove(start)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("expected", "capability", "error"),
+    [
+        ({"gpu precision": "ok", "pinned slots": "ok"}, (9, 0), 0),
+        ({"gpu precision": "ok", "pinned slots": "warning"}, (7, 5), 2),
+    ],
+)
+def test_a_gpu_is_shown_with_its_fast_precisions_and_whether_slots_can_be_pinned(
+    expected: dict[str, str],
+    capability: tuple[int, int],
+    error: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime, ones = FakeRuntime(error), torch.ones
+    fakes: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "get_device_name": lambda index: f"card {index}",
+        "get_device_capability": lambda _: capability,
+        "cudart": lambda: runtime,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch, "ones", lambda count, device: ones(count))
+    card, *others = doctor.gpus()
+    assert ("gpu", "ok", "card 0, card 1") == (card.name, card.level, card.value)
+    assert expected == {finding.name: finding.level for finding in others}
+    assert ("bf16 are fast" in others[0].value) == (capability >= (8, 0))
+    assert set() == runtime.pinned
+
+
+def test_a_machine_without_a_gpu_has_one_line_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert ["none; the learner uses the CPU"] == [finding.value for finding in doctor.gpus()]
+
+
 def test_a_directory_that_cannot_be_written_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +148,7 @@ def test_the_command_exits_with_one_when_there_is_a_problem(
     monkeypatch.setattr(
         doctor, "shared_memory", lambda: doctor.Finding("shared memory", "ok", "there")
     )
-    monkeypatch.setattr(doctor, "gpu", lambda: doctor.Finding("gpu", "ok", "none"))
+    monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Finding("gpu", "ok", "none")])
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0
     monkeypatch.setattr(doctor, "REQUIRED", ("no-such-package",))
     result = CliRunner().invoke(cli.app, arguments)

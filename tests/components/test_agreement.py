@@ -30,6 +30,7 @@ from tianflow.config.model import (
     InferenceSettings,
     LearnerSettings,
     NetworkSettings,
+    Precision,
 )
 from tianflow.core.payloads import Batch, EnvironmentSpec, Trajectory, Version
 from tianflow.interfaces import LearnerBatch, StepResult
@@ -256,3 +257,20 @@ def test_algorithms_without_log_probabilities_and_skipped_updates_are_not_compar
         result=result,
     )
     assert agreement.newest is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "learner", "actors"),
+    [
+        (0.005, "fp32", "fp32"),
+        (0.02, "tf32", "tf32"),
+        (0.05, "bf16", "bf16"),
+        (0.1, "tf32", "fp32"),
+        (0.5, "bf16", "fp32"),
+        (0.5, "tf32", "bf16"),
+    ],
+)
+def test_the_tolerance_is_that_of_the_coarser_side(
+    expected: float, learner: Precision, actors: Precision
+) -> None:
+    assert expected == agreement_module.tolerance_of(learner, actors)

@@ -21,6 +21,7 @@ from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryWeights, heap_arena
 from tianflow.components.batch_trainer import BatchTrainer
 from tianflow.components.learner import Learner, admissible
+from tianflow.components.staging import StagedBatch
 from tianflow.config.model import Config
 from tianflow.config.schedules import Schedule
 from tianflow.core.events import UpdateFinished
@@ -64,6 +65,15 @@ class FakeCompute:
         self.gate.set()
         self.stopping = asyncio.Event()
         self.waiting = 0
+        self.others: list[FakeCompute] = []
+        self.closed = False
+
+    def beside(self, name: str) -> FakeCompute:
+        self.others.append(FakeCompute())
+        return self.others[-1]
+
+    def close(self) -> None:
+        self.closed = True
 
     async def run(self, function: Callable[[], Any]) -> Any:
         self.waiting += 1
@@ -134,6 +144,31 @@ class FakeStacker:
         return LearnerBatch({"version": self._columns.copy()})  # type: ignore[dict-item]  # arrays will do
 
 
+class FakeStager:
+    """Stages the version columns of trajectories; a batch that was released cannot be used."""
+
+    def __init__(self, view: Callable[[Trajectory], Any]) -> None:
+        self._view = view
+        self.staged: list[tuple[int, ...]] = []
+        self.released: list[tuple[int, ...]] = []
+
+    def follow(self) -> bool:
+        return True
+
+    def stage(self, trajectories: tuple[Trajectory, ...]) -> StagedBatch:
+        tickets = tuple(each.ticket for each in trajectories)
+        columns = np.stack([self._view(each)["version"] for each in trajectories], 1)
+        arrays = {"version": columns}
+        self.staged.append(tickets)
+
+        def release() -> None:
+            assert arrays, "released twice"
+            arrays.clear()
+            self.released.append(tickets)
+
+        return StagedBatch(trajectories, LearnerBatch(arrays), 0.0, release)  # type: ignore[arg-type]  # arrays will do
+
+
 class World:
     """A learner with its surroundings in one loop. The test plays the actors."""
 
@@ -144,6 +179,7 @@ class World:
         batch: int = 1,
         start: Version = FIRST,
         algorithm: type[FakeAlgorithm] = FakeAlgorithm,
+        stages: bool = False,
         **sections: Any,
     ) -> None:
         layout = make_layout(SPEC, steps=STEPS, state_spec={}, return_accumulator=False)
@@ -156,6 +192,7 @@ class World:
         self.compute = FakeCompute()
         self.algorithm = algorithm(start.number)
         source = MemoryBatchSource(exchange=self.exchange)
+        self.stager = FakeStager(source.view)
         self.learner = Learner(
             name="learner",
             host="learner",
@@ -168,6 +205,7 @@ class World:
                 algorithm=self.algorithm,  # type: ignore[arg-type]  # a fake
                 make_stacker=FakeStacker,  # type: ignore[arg-type]  # a fake
                 view=source.view,
+                stager=self.stager if stages else None,  # type: ignore[arg-type]  # a fake
             ),
             open_weights=lambda nbytes: self.weights,
         )
@@ -294,6 +332,75 @@ async def test_a_returned_trajectory_that_is_still_fresh_enough_is_used_later() 
         await settle()
         assert [0, 0, 1, 1, 1, 2] == world.algorithm.used
         assert {"expired": 1} == world.ledger.snapshot().dropped
+
+
+# Staging
+# --------------------------------------------------------------------------------------------------
+
+
+async def test_the_next_batch_is_staged_during_an_update() -> None:
+    async with running(World(bound=2, stages=True)) as world:
+        world.compute.gate.clear()
+        first = world.commit()
+        await settle()  # in the middle of the first update
+        second = world.commit()
+        await settle()
+        assert [(first,), (second,)] == world.stager.staged
+        assert ([], []) == (world.algorithm.used, world.stager.released)
+        world.compute.gate.set()
+        await settle()
+        assert [0, 0] == world.algorithm.used
+        assert [(first,), (second,)] == world.stager.released == world.stager.staged
+        (staging,) = world.compute.others
+    assert staging.closed
+
+
+async def test_a_learner_without_a_stager_has_no_second_thread() -> None:
+    async with running(World()) as world:
+        assert [] == world.compute.others
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+async def test_every_batch_is_staged_once(bound: int) -> None:
+    async with running(World(bound=bound, stages=True)) as world:
+        tickets = []
+        for _ in range(4):
+            tickets.append((world.commit(),))
+            await settle()
+        assert tickets == world.stager.staged == world.stager.released
+        assert 4 == world.trained
+
+
+@pytest.mark.parametrize("when", ["staged", "in the middle of staging"])
+async def test_a_staged_batch_that_a_lowered_bound_made_too_stale_is_returned_and_never_used(
+    when: str,
+) -> None:
+    """Not before its copy is complete: its slots belong to the next actor then."""
+    async with running(World(bound=2, stages=True)) as world:
+        world.compute.gate.clear()
+        first = world.commit()
+        await settle()  # in the middle of the first update
+        (staging,) = world.compute.others
+        if when != "staged":
+            staging.gate.clear()
+        stale = world.commit()
+        await settle()
+        world.set(bound=0)
+        world.compute.gate.set()
+        await settle()
+        if when != "staged":
+            assert [stale] == [ticket.number for ticket in world.ledger.live(State.TAKEN)]
+            assert [(first,)] == world.stager.staged
+            staging.gate.set()
+            await settle()
+        assert [0] == world.algorithm.used
+        assert [(first,), (stale,)] == world.stager.staged == world.stager.released
+        assert 1.0 == world.learner.statistics().counters["given_back"]
+        assert {"expired": 1} == world.ledger.snapshot().dropped
+        world.commit()
+        await settle()
+        assert [0, 1] == world.algorithm.used
+        assert 0 == world.ledger.snapshot().violations
 
 
 # Agreement

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,17 @@ from numpy.typing import NDArray
 
 from tests.algorithms.test_ranks import together
 from tests.components.test_learner import BASE, SPEC
-from tianflow.algorithms.common.ranks import Ranks
+from tianflow.algorithms.common.ranks import ALONE, Ranks
+from tianflow.channels.latest import LatestCell
 from tianflow.components.batch_trainer import BatchTrainer
-from tianflow.components.learner_rank import OrderSender, receive_order
+from tianflow.components.learner_rank import LearnerRank, OrderSender, receive_order
 from tianflow.components.stacking import BatchStacker, DrawStacker
+from tianflow.components.staging import StagedBatch
 from tianflow.config.schedules import Elapsed
 from tianflow.core.layout import make_draw_layout, make_layout, views
 from tianflow.core.payloads import Trajectory, Version
+from tianflow.errors import RankLostError
+from tianflow.hosts.compute import Compute
 from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
 
 STEPS = 4
@@ -155,3 +161,119 @@ def test_ranks_wait_for_each_other(size: int, tmp_path: Path) -> None:
         return len(done)
 
     assert [size] * size == together(tmp_path, size, work)
+
+
+class NotingStager:
+    """Stages the rewards of trajectories, on any thread."""
+
+    def __init__(self, view: Any) -> None:
+        self._view = view
+        self.staged: list[tuple[str, tuple[int, ...]]] = []
+        self.released: list[tuple[int, ...]] = []
+
+    def follow(self) -> bool:
+        return True
+
+    def stage(self, own: tuple[Trajectory, ...]) -> StagedBatch:
+        tickets = tuple(each.ticket for each in own)
+        self.staged.append((threading.current_thread().name, tickets))
+        rewards = [torch.from_numpy(self._view(each)["reward"].copy()) for each in own]
+        return StagedBatch(
+            own,
+            LearnerBatch({"reward": torch.cat(rewards, 1)}),
+            0.0,
+            lambda: self.released.append(tickets),
+        )
+
+
+def test_ranks_stage_the_batch_that_is_sent_ahead_and_drop_one_that_is_refused(
+    tmp_path: Path,
+) -> None:
+    layout = make_layout(SPEC, steps=STEPS, state_spec={}, return_accumulator=False)
+    memory = slots(layout, 8)
+    first, refused, second, third = (
+        tuple(Trajectory(n, n, STEPS, 2, Version(1, 0)) for n in range(begin, begin + 2))
+        for begin in (0, 2, 4, 6)
+    )
+    live = LiveSettings(BASE, 1)
+
+    def view(trajectory: Trajectory) -> Any:
+        return memory[trajectory.slot]
+
+    def lead(ranks: Ranks) -> None:
+        sender = OrderSender(ranks)
+        sender.send(live, first, Elapsed(0, 0, 0.0))
+        for batch in (refused, second):
+            sender.send_ahead(batch)
+        sender.send(live, second, Elapsed(0, 1, 0.0), staged=True)
+        sender.send(live, third, Elapsed(0, 2, 0.0))
+
+    def follow(ranks: Ranks) -> tuple[Noting, NotingStager]:
+        algorithm, stager = Noting(), NotingStager(view)
+        trainer = BatchTrainer(
+            algorithm=algorithm,  # type: ignore[arg-type]  # a fake
+            make_stacker=lambda n: BatchStacker(layout=layout, trajectories=n, device=CPU),
+            view=view,
+            ranks=ranks,
+            stager=stager,  # type: ignore[arg-type]  # a fake
+        )
+        rank = LearnerRank(
+            name="learner-1",
+            host="learner-1",
+            settings=LatestCell(live, 0),
+            compute=Compute(name="compute", on_orphan=lambda _: None),
+            make=lambda: trainer,
+        )
+        with pytest.raises(RankLostError):  # rank 0 has left
+            asyncio.run(rank.run(lambda: None))
+        return algorithm, stager
+
+    _, (algorithm, stager) = together(
+        tmp_path, 2, lambda ranks: follow(ranks) if ranks.rank else lead(ranks)
+    )
+    assert [[100.0, 101.0], [500.0, 501.0], [700.0, 701.0]] == [
+        rewards(batch) for batch in algorithm.batches
+    ]
+    ahead = [("staging", (3,)), ("staging", (5,))]
+    assert ahead == [staged for staged in stager.staged if staged[0] == "staging"]
+    assert [(1,), (7,)] == [tickets for thread, tickets in stager.staged if thread == "compute"]
+    assert [(1,), (3,), (5,), (7,)] == stager.released
+
+
+def test_rank_0_sends_a_batch_ahead_only_to_other_ranks() -> None:
+    OrderSender(ALONE).send_ahead(trajectories(2))
+
+
+def test_a_rank_that_cannot_stage_a_batch_fails(tmp_path: Path) -> None:
+    class Full(NotingStager):
+        def stage(self, own: tuple[Trajectory, ...]) -> StagedBatch:
+            raise RuntimeError("no memory is left")
+
+    done = threading.Event()
+
+    def lead(ranks: Ranks) -> None:
+        OrderSender(ranks).send_ahead(trajectories(2))
+        assert done.wait(20.0)
+
+    def follow(ranks: Ranks) -> None:
+        trainer = BatchTrainer(
+            algorithm=Noting(),  # type: ignore[arg-type]  # a fake
+            make_stacker=lambda _: pytest.fail("a stacker was made"),
+            view=lambda _: {},
+            ranks=ranks,
+            stager=Full(None),  # type: ignore[arg-type]  # a fake
+        )
+        rank = LearnerRank(
+            name="learner-1",
+            host="learner-1",
+            settings=LatestCell(LiveSettings(BASE, 1), 0),
+            compute=Compute(name="compute", on_orphan=lambda _: None),
+            make=lambda: trainer,
+        )
+        try:
+            with pytest.raises(RuntimeError, match="no memory is left"):
+                asyncio.run(rank.run(lambda: None))
+        finally:
+            done.set()
+
+    together(tmp_path, 2, lambda ranks: follow(ranks) if ranks.rank else lead(ranks))

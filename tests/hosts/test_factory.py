@@ -16,6 +16,7 @@ from tianflow.channels.latest import LatestCell
 from tianflow.config.loading import load_config
 from tianflow.core.payloads import Version
 from tianflow.core.program import ComponentSpec, HostPlan, HostSpec
+from tianflow.hosts import factory
 from tianflow.hosts import shard_factory as shard_making
 from tianflow.hosts.factory import Builder, Incarnation
 from tianflow.interfaces import LiveSettings
@@ -154,3 +155,23 @@ async def test_a_replay_shard_that_was_lost_begins_empty(monkeypatch, incarnatio
     )
     shard._make_shard()
     assert [(kept, 1)] == asked
+
+
+@pytest.mark.parametrize(("index", "name"), [(0, "cuda"), (0, "cuda:0"), (1, "cuda:1")])
+def test_a_thread_computes_on_the_gpu_of_its_component_only(
+    index: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sleeps while it waits for it, from the first operation on."""
+    done: list[tuple[str, object]] = []
+    monkeypatch.setattr(
+        factory.devices, "sleep_in_waits", lambda number: done.append(("sleep", number))
+    )
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(("use", device)))
+    device = torch.device("cuda", index)
+    assert device == factory.opened(torch.device(name))
+    assert [("sleep", index), ("use", device)] == done
+
+
+def test_a_component_on_a_cpu_opens_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: pytest.fail("a device was opened"))
+    assert torch.device("cpu") == factory.opened(torch.device("cpu"))

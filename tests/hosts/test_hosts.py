@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.settings import cartpole
 from tests.support.worlds import turns
@@ -18,7 +19,7 @@ from tianflow.coordinator import Run
 from tianflow.core.payloads import EnvironmentSpec, Version
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import BrokenChannelError, ConfigError, TianflowError
-from tianflow.hosts.component_host import ComponentHost
+from tianflow.hosts.component_host import ComponentHost, as_run_error
 from tianflow.interfaces import HostHandle
 from tianflow.launchers.inline import InlineHost, InlineLauncher
 from tianflow.launchers.remote import RemoteHost, shared_slots
@@ -190,3 +191,14 @@ async def test_a_batch_beyond_the_arena_of_an_inline_run_is_refused(tmp_path: Pa
     assert [("algorithm.batch_trajectories", accepted)] == [
         (problem.path, problem.accepted) for problem in refused.value.problems
     ]
+
+
+def test_a_gpu_without_memory_is_an_error_with_the_size_and_the_setting_to_lower() -> None:
+    error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.81 GiB"
+    )
+    found = as_run_error("learner", error)
+    assert (
+        "the GPU has no memory left: Tried to allocate 20.00 GiB; lower algorithm.batch_trajectories"
+    ) in found.summary
+    assert "OutOfMemoryError" in found.details

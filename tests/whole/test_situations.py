@@ -12,7 +12,8 @@ import pickle
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,14 @@ from tests.support.settings import cartpole
 from tianflow.algorithms.common.actor_critic import read_batch
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.api import OpenRun
-from tianflow.channels.messages import Granted, HostFailed, PutSettings, StartHost
+from tianflow.channels.messages import (
+    Granted,
+    HostFailed,
+    PutSettings,
+    SaveState,
+    StartHost,
+    Stop,
+)
 from tianflow.channels.shm import SharedHostTransport, SharedTransport
 from tianflow.components.learner import Learner
 from tianflow.config.loading import load_config
@@ -40,7 +48,7 @@ from tianflow.core.program import HostPlan, HostSpec
 from tianflow.core.statistics import DROP_REASONS
 from tianflow.errors import RunError
 from tianflow.hosts.main import FAILED, LinkedHost
-from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
+from tianflow.interfaces import LearnerBatch, LiveSettings, MessageLink, StepResult
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked
 from tianflow.planning import validation
@@ -302,11 +310,10 @@ async def test_a_reporter_that_raises_ends_the_run_with_its_error(
         await whole()
 
 
-async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -> None:
-    """A loop only logs what a reader raises: a host must not go on as if it had been asked
-    nothing.
-    """
-    config = cartpole()
+@asynccontextmanager
+async def linked_host() -> AsyncIterator[tuple[LinkedHost, MessageLink, list[object]]]:
+    """A host without components, the coordinator's end of its link, and what arrives there."""
+    config = await asyncio.to_thread(cartpole)
     spec = (await asyncio.to_thread(validation.require_valid, config)).spec
     assert spec is not None
     layout = make_layout(
@@ -324,13 +331,46 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
         StartHost(plan, settings, transport.address),
         SharedHostTransport.attach(transport.address, descriptors, layout=layout, draws=None),
     )
-    link.send(Granted("actor-9", 0, Grant(0, 0, Version(1, 0))))
-    assert FAILED == await asyncio.wait_for(host.run(), 10.0)
-    await until(lambda: any(isinstance(message, HostFailed) for message in heard))
-    [failed] = [message for message in heard if isinstance(message, HostFailed)]
-    assert ("actors-0", "KeyError: 'actor-9'") == (failed.component, failed.summary)
+    yield host, link, heard
     link.close()
     transport.close()
+
+
+async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -> None:
+    """A loop only logs what a reader raises: a host must not go on as if it had been asked
+    nothing.
+    """
+    async with linked_host() as (host, link, heard):
+        link.send(Granted("actor-9", 0, Grant(0, 0, Version(1, 0))))
+        assert FAILED == await asyncio.wait_for(host.run(), 10.0)
+        await until(lambda: any(isinstance(message, HostFailed) for message in heard))
+        [failed] = [message for message in heard if isinstance(message, HostFailed)]
+        assert ("actors-0", "KeyError: 'actor-9'") == (failed.component, failed.summary)
+
+
+async def test_a_request_that_reaches_a_host_while_it_leaves_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its components have ended by then. A checkpoint may be due at that moment."""
+    async with linked_host() as (host, link, heard):
+        close, request_ended, asked = host._host.close, host._request_ended, asyncio.Event()
+
+        async def slow_close() -> None:
+            link.send(SaveState(1, tmp_path))
+            await asked.wait()
+            await close()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            request_ended(task)
+            asked.set()
+
+        monkeypatch.setattr(host._host, "close", slow_close)
+        monkeypatch.setattr(host, "_request_ended", ended)
+        link.send(Stop())
+        assert 0 == await asyncio.wait_for(host.run(), 10.0)
+        for _ in range(20):  # the reader takes what has arrived
+            await asyncio.sleep(0)
+        assert [] == [message for message in heard if isinstance(message, HostFailed)]
 
 
 def test_whatever_a_host_is_killed_for_is_a_known_reason_of_drops() -> None:

@@ -19,7 +19,7 @@ from tianflow.algorithms.common.off_policy import (
     read_transitions,
 )
 from tianflow.algorithms.common.off_policy_models import Optimiser, QModel
-from tianflow.algorithms.common.precision import full_precision
+from tianflow.algorithms.common.precision import arithmetic
 from tianflow.algorithms.common.update import Tree, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import SACSettings
@@ -164,7 +164,7 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
             name: leaf[0].index_select(0, windows)
             for name, leaf in subtree(batch.arrays, "obs/").items()
         }
-        with torch.no_grad(), full_precision(self.device):
+        with torch.no_grad(), arithmetic(self.device):
             retained, current = (
                 model.network(model.observations(first)) for model in (self._retained, self.model)
             )

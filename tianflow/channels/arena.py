@@ -78,16 +78,17 @@ class Arena:
     def views(self, slot: int) -> Mapping[str, NDArray[Any]]:
         """The arrays of ``slot``."""
         if slot not in self._views:
-            self._views[slot] = views(self.layout, self._bytes(slot))
+            self._views[slot] = views(self.layout, self.slot_memory(slot))
         return self._views[slot]
 
     def request_views(self, slot: int) -> Mapping[str, NDArray[Any]]:
         """The arrays of the request in ``slot`` (`TrajectoryLayout.request`)."""
         if slot not in self._requests:
-            self._requests[slot] = request_views(self.layout, self._bytes(slot))
+            self._requests[slot] = request_views(self.layout, self.slot_memory(slot))
         return self._requests[slot]
 
-    def _bytes(self, slot: int) -> NDArray[np.uint8]:
+    def slot_memory(self, slot: int) -> NDArray[np.uint8]:
+        """The bytes of ``slot``, without its words."""
         start = self._first + slot * aligned(self.layout.nbytes)
         return self._buffer[start : start + self.layout.nbytes]
 

@@ -42,6 +42,8 @@ class HeapSlots:
     ) -> None:
         self.arena = heap_arena(layout, capacity)
         self.draws = None if draws is None else heap_arena(draws, draw_slots)
+        if self.draws is not None:
+            self.draws.slots = draw_slots
         self._bell = Doorbell.create() if bells else None
         self.bells = () if self._bell is None else (self._bell,) * bells
         """The same one again and again: one compute thread asks and serves."""

@@ -428,7 +428,8 @@ class TrainOnBatch(NamedTuple):
     """Rank 0 of the learner orders an update on the batch of ``trajectories``, at which the run has
     done ``steps``, ``updates`` and ``seconds`` (`tianflow.config.schedules.Elapsed`).
 
-    ``settings``: those of this update, if they differ from those of the last order.
+    ``settings``: those of this update, if they differ from those of the last order. ``staged``: a
+    `StageBatch` of the batch was sent before.
     """
 
     steps: float
@@ -436,6 +437,16 @@ class TrainOnBatch(NamedTuple):
     seconds: float
     trajectories: tuple[Trajectory, ...]
     settings: PutSettings | None
+    staged: bool
+
+
+@message
+class StageBatch(NamedTuple):
+    """Rank 0 of the learner asks the others to copy the batch of ``trajectories`` to their devices.
+    It may refuse the batch before the update.
+    """
+
+    trajectories: tuple[Trajectory, ...]
 
 
 @message

@@ -11,7 +11,7 @@ import resource
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tianflow import plugins
 from tianflow.planning.memory import machine_memory, usable_memory
@@ -55,7 +55,7 @@ def examine(runs_dir: Path, cgroup: Path = Path("/sys/fs/cgroup")) -> list[Findi
         cores(cgroup),
         memory(cgroup),
         shared_memory(),
-        gpu(),
+        *gpus(),
         bf16(Path("/proc/cpuinfo")),
         threads(os.environ.get("OMP_NUM_THREADS")),
         descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
@@ -131,26 +131,58 @@ def shared_memory() -> Finding:
     return Finding("shared memory", "ok", f"memfd_create, {MEMORY_PROBE // 2**20} MiB tried")
 
 
-def gpu() -> Finding:
-    """Whether PyTorch finds a GPU and can compute on it."""
+def gpus() -> list[Finding]:
+    """Whether PyTorch finds GPUs and can compute on them. If so, the precisions that are fast
+    there, and whether slots can be pinned.
+    """
     try:
         import torch
     except ImportError as error:
-        return Finding("gpu", "problem", f"PyTorch cannot be imported: {error}", "reinstall torch")
+        problem = f"PyTorch cannot be imported: {error}"
+        return [Finding("gpu", "problem", problem, "reinstall torch")]
     if not torch.cuda.is_available():
-        return Finding("gpu", "ok", "none; the learner uses the CPU")
+        return [Finding("gpu", "ok", "none; the learner uses the CPU")]
     try:
         torch.ones(2, device="cuda").sum().item()
     except RuntimeError as error:
-        return Finding(
-            "gpu",
-            "problem",
-            f"found, but unusable: {str(error).splitlines()[0]}",
-            "install a driver that fits this build of PyTorch",
-        )
-    return Finding(
-        "gpu", "ok", f"{torch.cuda.device_count()}, the first {torch.cuda.get_device_name(0)}"
-    )
+        return [
+            Finding(
+                "gpu",
+                "problem",
+                f"found, but unusable: {str(error).splitlines()[0]}",
+                "install a driver that fits this build of PyTorch",
+            )
+        ]
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return [Finding("gpu", "ok", ", ".join(names)), gpu_precision(), pinning()]
+
+
+def gpu_precision() -> Finding:
+    """Precisions that the first GPU computes fast. PyTorch has found it."""
+    import torch
+
+    fast = torch.cuda.get_device_capability(0) >= (8, 0)
+    value = "tf32 and bf16 are fast" if fast else "fp32; tf32 and bf16 are not fast on this card"
+    return Finding("gpu precision", "ok", value)
+
+
+def pinning() -> Finding:
+    """Whether memory of slots can be pinned, so that the first GPU copies out of it by itself."""
+    import torch
+
+    descriptor = os.memfd_create("tianflow-doctor", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, MEMORY_PROBE)
+        memory = torch.frombuffer(mmap.mmap(descriptor, MEMORY_PROBE), dtype=torch.uint8)
+    finally:
+        os.close(descriptor)
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    refusal = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if refusal:
+        advice = "allow locked memory (ulimit -l); without it the CPU copies each batch"
+        return Finding("pinned slots", "warning", f"CUDA error {refusal}", advice)
+    runtime.cudaHostUnregister(memory.data_ptr())
+    return Finding("pinned slots", "ok", f"{MEMORY_PROBE // 2**20} MiB tried")
 
 
 def bf16(cpuinfo: Path) -> Finding:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tianflow.algorithms.common.ranks import ALONE, Ranks
+from tianflow.components.staging import StagedBatch
 from tianflow.config.schedules import settings_at
 from tianflow.interfaces import FollowsSettings
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tianflow.components.stacking import BatchStacker, DrawStacker
+    from tianflow.components.staging import SlotStager
     from tianflow.config.model import AlgorithmSettings, Config
     from tianflow.config.schedules import Elapsed
     from tianflow.core.payloads import Trajectory
@@ -26,14 +28,18 @@ View = Callable[["Trajectory"], "Mapping[str, NDArray[Any]]"]
 class TrainedBatch(NamedTuple):
     """What one update was made of, and its result.
 
-    ``arrays``: this rank's part of the batch. ``settings``: those in force. ``copy_s``: seconds of
-    the copy out of the slots.
+    ``staged``: this rank's part of the batch, which the caller releases. ``settings``: those in
+    force.
     """
 
     result: StepResult
-    arrays: LearnerBatch
+    staged: StagedBatch
     settings: AlgorithmSettings
-    copy_s: float
+
+    @property
+    def arrays(self) -> LearnerBatch:
+        """This rank's part of the batch."""
+        return self.staged.batch
 
 
 class BatchTrainer:
@@ -46,6 +52,7 @@ class BatchTrainer:
         view: see `View`.
         ranks: this learner's processes.
         draws: whether batches are draws from replay, with priorities.
+        stager: copies instead of stackers, as long as it can pin the slots.
     """
 
     def __init__(
@@ -56,10 +63,37 @@ class BatchTrainer:
         view: View,
         ranks: Ranks = ALONE,
         draws: bool = False,
+        stager: SlotStager | None = None,
     ) -> None:
-        self.algorithm, self.ranks = algorithm, ranks
+        self.algorithm, self.ranks, self._stager = algorithm, ranks, stager
         self._make_stacker, self._view, self._draws = make_stacker, view, draws
         self._stacker: BatchStacker | DrawStacker | None = None
+
+    @property
+    def stages_ahead(self) -> bool:
+        """True if `stage` is to be called on another thread, during the update before."""
+        return self._stager is not None
+
+    def own(self, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        """Those that this rank trains on. All ranks share the columns of a draw, or the
+        trajectories of a batch.
+        """
+        return tuple(
+            trajectories if self._draws else trajectories[self.ranks.share(len(trajectories))]
+        )
+
+    def stage(self, trajectories: Sequence[Trajectory]) -> StagedBatch:
+        """This rank's part of a batch on the learner's device."""
+        own = self.own(trajectories)
+        if self._stager is not None and self._stager.follow():
+            return self._stager.stage(own)
+        began = time.monotonic()
+        if self._stacker is None or self._stacker.trajectories != len(own):
+            self._stacker = self._make_stacker(len(own))
+        for index, trajectory in enumerate(own):
+            self._stacker.fill(index, self._view(trajectory), trajectory.length)
+        batch = self._stacker.batch()
+        return StagedBatch(own, batch, time.monotonic() - began)
 
     def train(
         self,
@@ -67,6 +101,7 @@ class BatchTrainer:
         trajectories: Sequence[Trajectory],
         elapsed: Elapsed,
         should_stop: Callable[[], bool],
+        staged: StagedBatch | None = None,
     ) -> TrainedBatch:
         """One update with the settings that are in force at ``elapsed``.
 
@@ -76,28 +111,21 @@ class BatchTrainer:
             elapsed: how far the run is.
             should_stop: asked once a step or minibatch; not asked by one of several ranks, because
                 all would have to stop at the same place.
+            staged: the result of `stage` for these ``trajectories``; None: they are staged now.
         """
-        began = time.monotonic()
-        # All ranks share the columns of a draw, or the trajectories of a batch.
-        own = trajectories if self._draws else trajectories[self.ranks.share(len(trajectories))]
-        if self._stacker is None or self._stacker.trajectories != len(own):
-            self._stacker = self._make_stacker(len(own))
-        for index, trajectory in enumerate(own):
-            self._stacker.fill(index, self._view(trajectory), trajectory.length)
-        stacked = self._stacker.batch()
-        copy_s = time.monotonic() - began
+        staged = self.stage(trajectories) if staged is None else staged
         settings = settings_at(config, elapsed)
         self.algorithm.set_live(settings.learning_rate, settings.entropy_cost)
         algorithm: object = self.algorithm
         if isinstance(algorithm, FollowsSettings):
             algorithm.set_settings(settings, int(elapsed.updates))
         if self.ranks.size > 1:
-            result = self.algorithm.step(stacked)
+            result = self.algorithm.step(staged.batch)
         else:
-            result = self.algorithm.step(stacked, should_stop)
+            result = self.algorithm.step(staged.batch, should_stop)
         if result.priorities is not None and result.finite:
             new = self._view(trajectories[0])["priority"]
             new[self.ranks.share(len(new))] = result.priorities
         if self._draws:
             self.ranks.wait_for_all()
-        return TrainedBatch(result, stacked, settings, copy_s)
+        return TrainedBatch(result, staged, settings)

@@ -15,6 +15,7 @@ import torch
 
 from tianflow.channels.arena import MASK, OBSERVATION, STATE, input_rows
 from tianflow.components.inference_batch import named, scatter
+from tianflow.components.pinned_slots import PinnedSlots
 from tianflow.components.requesting import NEXT
 from tianflow.core.layout import ASKED_AT
 from tianflow.logs import logger
@@ -55,7 +56,7 @@ class DeviceBatch:
         self._n, self._precisely = arena.layout.num_envs, precisely
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._pinned = PinnedSlots(arena)
+        self._pinned = PinnedSlots(arena, "inference")
         self._inputs: Tensors = {}
         self._sizes: dict[int, Callable[[], Tensors]] = {}
         self._results: Tensors = {}
@@ -163,31 +164,3 @@ class DeviceBatch:
             **{name: leaf[0] for name, leaf in recorded.items()},
             **{f"{NEXT}{name}": leaf for name, leaf in chosen.state.items()},
         }
-
-
-class PinnedSlots:
-    """Pins the slots where they lie, so that the device copies out of them by itself.
-
-    Where the system refuses, copies pass through memory of the driver, and a warning says so once.
-
-    Args:
-        arena: of the slots.
-    """
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena, self._slots, self._refused = arena, 0, False
-        self._memory: Array | None = None
-
-    def follow(self) -> None:
-        """Pin the slots that were added."""
-        slots = self._arena.slots
-        if slots == self._slots or self._refused:
-            return
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if self._memory is not None:
-            runtime.cudaHostUnregister(self._memory.ctypes.data)
-        self._memory, self._slots = self._arena.memory(slots), slots
-        refusal = runtime.cudaHostRegister(self._memory.ctypes.data, self._memory.nbytes, 0)
-        if int(refusal):
-            self._memory, self._refused = None, True
-            log.warning("the slots cannot be pinned, so copies are slower", error=int(refusal))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tianflow.components.batch_trainer import BatchTrainer
+    from tianflow.components.staging import StagedBatch
     from tianflow.config.model import Config
     from tianflow.core.payloads import WeightsTable
     from tianflow.hosts.compute import Compute
@@ -122,6 +123,10 @@ class Learner:
         self._clock = StateClock()
         self._wake = asyncio.Event()
         self._prefetched: asyncio.Task[Batch] | None = None
+        self._staging: Compute | None = None
+        """The thread that stages the next batch during an update; None if the learner does not."""
+        self._staged: StagedBatch | None = None
+        """`_prefetched` on the learner's device."""
         self._states: list[asyncio.Future[LearnerState]] = []
         self._rests: list[asyncio.Future[Version]] = []
         self._update_seconds, self._copy_seconds = HistogramBuilder(), HistogramBuilder()
@@ -144,6 +149,8 @@ class Learner:
         self._trainer = await self._compute.run(self._make_trainer)
         self._algorithm = self._trainer.algorithm
         self._orders = OrderSender(self._trainer.ranks)
+        if self._trainer.stages_ahead:
+            self._staging = self._compute.beside("staging")
         if self._settings.value.config.weights.publish == "divergence":
             self._measures = self._require_measuring()
         flat = await self._compute.run(self._newest_flat)
@@ -159,6 +166,8 @@ class Learner:
             unsubscribe()
             if self._prefetched is not None:
                 self._prefetched.cancel()
+            if self._staging is not None:
+                self._staging.close()
 
     def state(self) -> asyncio.Future[LearnerState]:
         """State of the learner, taken at the next boundary between two updates."""
@@ -241,6 +250,8 @@ class Learner:
             if admissible(batch, self._version, self._settings.value.bound):
                 return batch
             self._given_back += 1
+            if (staged := self._take_staged()) is not None:
+                staged.release()
             self._source.give_back(batch)
 
     def _is_paused(self) -> bool:
@@ -258,8 +269,29 @@ class Learner:
     def _pull(self, for_version: Version) -> asyncio.Task[Batch]:
         """Request the batch for ``for_version``. `_wake` is set when it has arrived."""
         pulled = asyncio.create_task(self._source.next_batch(for_version))
+        if self._staging is not None:
+            arrived, pulled = pulled, asyncio.create_task(self._stage(pulled, self._staging))
+            # where the wait is cancelled before it began, too
+            pulled.add_done_callback(lambda _: arrived.cancel())
         pulled.add_done_callback(lambda _: self._wake.set())
         return pulled
+
+    async def _stage(self, pulled: asyncio.Task[Batch], staging: Compute) -> Batch:
+        """The batch that is ``pulled``, after it was copied to the learner's device. It may still
+        be refused.
+        """
+        batch = await pulled
+        self._staged = await staging.run(lambda: self._stage_on_all_ranks(batch))
+        return batch
+
+    def _stage_on_all_ranks(self, batch: Batch) -> StagedBatch:
+        """Runs on the thread that stages."""
+        self._orders.send_ahead(batch.trajectories)
+        return self._trainer.stage(batch.trajectories)
+
+    def _take_staged(self) -> StagedBatch | None:
+        staged, self._staged = self._staged, None
+        return staged
 
     async def _boundary(self) -> None:
         """Serve requests for the state, and publish at once if a changed bound requires it."""
@@ -285,13 +317,16 @@ class Learner:
     # ----------------------------------------------------------------------------------------------
 
     async def _update(self, batch: Batch) -> None:
+        staged = self._take_staged()  # the next batch may be staged during this update
         config = self._settings.value.config
         bound = self._settings.value.bound
         if self._may_pull_ahead(config, bound):
             self._prefetched = self._pull(Version(self._version.lineage, self._version.number + 1))
         self._clock.enter("busy")
         began = time.monotonic()
-        result, flat, due = await self._compute.run(lambda: self._compute_update(batch, bound))
+        result, flat, due = await self._compute.run(
+            lambda: self._compute_update(batch, staged, bound)
+        )
         if self._compute.stopping.is_set():
             raise asyncio.CancelledError
         if config.learner.slowdown:
@@ -324,7 +359,7 @@ class Learner:
         )
 
     def _compute_update(
-        self, batch: Batch, bound: int | None
+        self, batch: Batch, staged: StagedBatch | None, bound: int | None
     ) -> tuple[StepResult, NDArray[np.uint8], bool]:
         """Train on the batch, with all ranks. Runs on the compute thread.
 
@@ -332,18 +367,19 @@ class Learner:
         """
         live = self._settings.value
         config, elapsed = live.config, self._elapsed(batch, time.monotonic())
-        self._orders.send(live, batch.trajectories, elapsed)
-        result, stacked, settings, copy_s = self._trainer.train(
-            config, batch.trajectories, elapsed, self._compute.stopping.is_set
+        self._orders.send(live, batch.trajectories, elapsed, staged=staged is not None)
+        trained = self._trainer.train(
+            config, batch.trajectories, elapsed, self._compute.stopping.is_set, staged
         )
-        self._copy_seconds.add(copy_s)
+        result, staged, settings = trained
+        self._copy_seconds.add(staged.copy_s)
         self._learning_rate = settings.learning_rate
         self._agreement.check(
             config=config,
             algorithm=self._algorithm,
             version=self._version,
             batch=batch,
-            arrays=stacked,
+            arrays=staged.batch,
             result=result,
         )
         in_force = {
@@ -351,9 +387,9 @@ class Learner:
             **schedules_in_force(config, self._version.number, batch.beta),
         }
         result = self._recorded(result, in_force)
-        if self._is_due(config, stacked, bound):
-            return result, self._newest_flat(), True
-        return result, self._algorithm.flat(), False
+        due = self._is_due(config, staged.batch, bound)
+        staged.release()
+        return result, self._newest_flat() if due else self._algorithm.flat(), due
 
     def _recorded(self, result: StepResult, in_force: Mapping[str, float]) -> StepResult:
         """``result`` with numbers as statistics, which count towards the means of the run.

@@ -32,7 +32,7 @@ class BatchStacker:
         pinned = device.type == "cuda"
         self._tensors: dict[str, torch.Tensor] = {}
         for field in layout.fields:
-            shape = self._stacked_shape(field.name, field.shape)
+            shape = stacked_shape(field.name, field.shape, trajectories)
             self._tensors[field.name] = torch.zeros(
                 shape, dtype=getattr(torch, field.dtype), pin_memory=pinned
             )
@@ -56,7 +56,7 @@ class BatchStacker:
             elif whole:
                 target[:, columns] = source
             else:
-                rows = length + 1 if name.startswith(_ONE_LONGER) else length
+                rows = rows_of(name, length)
                 target[:rows, columns] = source[:rows]
                 target[rows:, columns] = 0
                 if name == "action_mask":
@@ -69,13 +69,6 @@ class BatchStacker:
         On a CPU it refers to the stacker's own arrays, which the next `fill` overwrites.
         """
         return on_device(self._tensors, self._device)
-
-    def _stacked_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if name == "version":
-            return (shape[0], self.trajectories)
-        if name.startswith("state/"):
-            return (shape[0] * self.trajectories, *shape[1:])
-        return (shape[0], shape[1] * self.trajectories, *shape[2:])
 
 
 class DrawStacker:
@@ -96,7 +89,7 @@ class DrawStacker:
         chosen = slice(0, layout.num_envs) if items is None else items
         fields = [field for field in layout.fields if field.name not in NOT_TRAINED_ON]
         pinned = device.type == "cuda"
-        self._chosen = {f.name: _of_items(f.name, chosen) for f in fields}
+        self._chosen = {f.name: of_items(f.name, chosen) for f in fields}
         self._tensors = {
             f.name: torch.zeros(
                 np.empty(f.shape, np.bool_)[self._chosen[f.name]].shape,
@@ -122,7 +115,21 @@ class DrawStacker:
         return on_device(self._tensors, self._device)
 
 
-def _of_items(name: str, items: slice) -> tuple[slice, ...]:
+def stacked_shape(name: str, shape: tuple[int, ...], trajectories: int) -> tuple[int, ...]:
+    """Shape of the field ``name`` of so many ``trajectories`` side by side."""
+    if name == "version":
+        return (shape[0], trajectories)
+    if name.startswith("state/"):
+        return (shape[0] * trajectories, *shape[1:])
+    return (shape[0], shape[1] * trajectories, *shape[2:])
+
+
+def rows_of(name: str, length: int) -> int:
+    """Rows of the field ``name`` in a trajectory of ``length`` steps."""
+    return length + 1 if name.startswith(_ONE_LONGER) else length
+
+
+def of_items(name: str, items: slice) -> tuple[slice, ...]:
     """Index of ``items`` in the field ``name`` of a draw: on its first axis, or after time."""
     first = name in ("version", "weight") or name.startswith("state/")
     return (items,) if first else (slice(None), items)

@@ -128,6 +128,11 @@ class MemoryBatchSource:
             raise EndOfChannel
         return batch
 
+    @property
+    def arena(self) -> Arena:
+        """Where the trajectories lie."""
+        return self._arena
+
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]:
         """The data of a taken trajectory, or of a draw."""
         return self._arena.views(trajectory.slot)

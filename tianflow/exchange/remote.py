@@ -295,6 +295,11 @@ class LinkBatchSource:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
+    @property
+    def arena(self) -> Arena:
+        """Where the trajectories lie."""
+        return self._arena
+
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]:
         """The data of a taken trajectory."""
         return self._arena.views(trajectory.slot)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RANK_LOST_S = 1.0
 """Seconds for which a rank outlives another one, so that the first exit is that of the cause."""
+OUT_OF_MEMORY = "OutOfMemoryError"
+"""PyTorch's error. This module does not import PyTorch."""
+LESS_MEMORY = (
+    "lower algorithm.batch_trajectories, algorithm.minibatch_size or algorithm.batch_size, or use "
+    "learner.precision = bf16"
+)
+"""What to do about it."""
 
 
 def as_run_error(component: str, error: BaseException) -> RunError:
@@ -47,7 +55,11 @@ def as_run_error(component: str, error: BaseException) -> RunError:
     if isinstance(error, PoisonedTrajectoryError | ConfigError):
         return RunError(component, str(error))
     details = "".join(traceback.format_exception(error))
-    return RunError(component, f"{type(error).__name__}: {error}", details)
+    summary = f"{type(error).__name__}: {error}"
+    if type(error).__name__ == OUT_OF_MEMORY:
+        wanted = re.search(r"[Tt]ried to allocate [\d.]+ \w+", str(error))
+        summary = f"the GPU has no memory left: {wanted[0] if wanted else error}; {LESS_MEMORY}"
+    return RunError(component, summary, details)
 
 
 class ComponentHost:

@@ -115,6 +115,10 @@ class Compute:
                 self._on_orphan(error)
             raise
 
+    def beside(self, name: str) -> Compute:
+        """Another thread, for work that waits for a device. Its orphans go the same way."""
+        return Compute(name=name, on_orphan=self._on_orphan)
+
     def wake(self) -> None:
         """Look again whether waits are over."""
         if self._bell is not None:

@@ -11,6 +11,7 @@ from tianflow import plugins
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.config.schedules import Elapsed, settings_at
+from tianflow.core import devices
 from tianflow.envs.progress import EnvironmentProgress
 from tianflow.errors import PoisonedTrajectoryError, RunError
 from tianflow.hosts.compute import Compute
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from tianflow.algorithms.common.ranks import Ranks
-    from tianflow.components.batch_trainer import BatchTrainer, View
+    from tianflow.components.batch_trainer import BatchTrainer
     from tianflow.components.evaluator import Evaluator
     from tianflow.components.inference_server import Computing, InferenceServer
     from tianflow.components.learner_rank import LearnerRank
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
     from tianflow.components.weights import PolicyWeights
     from tianflow.config.model import Config
     from tianflow.core.program import ComponentSpec, HostPlan
-    from tianflow.interfaces import Algorithm, AlgorithmFactory, Ends, Policy, SplitsOverRanks
+    from tianflow.interfaces import (
+        Algorithm,
+        AlgorithmFactory,
+        BatchSource,
+        Ends,
+        Policy,
+        SplitsOverRanks,
+    )
 
 
 AnyComponent: TypeAlias = (
@@ -110,20 +118,20 @@ class Builder:
             compute=self._compute,
             start=(self._plan.start, self._plan.samples),
             trained_s=self._plan.trained_s,
-            make_trainer=lambda: self._trainer(component.index, source.view),
+            make_trainer=lambda: self._trainer(component.index, source),
             open_weights=self._ends.weights_writer,
         )
 
     def _learner_rank(self, component: ComponentSpec) -> LearnerRank:
         from tianflow.components.learner_rank import LearnerRank
 
-        view = self._ends.source().view
+        source = self._ends.source()
         return LearnerRank(
             name=component.name,
             host=self._host,
             settings=self._ends.settings,
             compute=self._compute,
-            make=lambda: self._trainer(component.index, view),
+            make=lambda: self._trainer(component.index, source),
         )
 
     def _replay_shard(self, component: ComponentSpec) -> ReplayShard:
@@ -205,17 +213,18 @@ class Builder:
         from tianflow.components.inference_server import Computing
 
         config, arena = self._config, self._ends.arena
-        device = _device(config.inference.device)
+        device = opened(_device(config.inference.device))
         if device.type == "cpu":
             policy, weights = self._policy()
             set_acting_precision(config, policy, "inference")
             return Computing(PolicyBatch(policy, arena), weights.refresh)
-        from tianflow.algorithms.common.precision import full_precision
+        from tianflow.algorithms.common.precision import arithmetic
         from tianflow.components.device_batch import DeviceBatch
 
         policy, weights = self._policy(device)
         set_acting_precision(config, policy, "inference")
-        batch = DeviceBatch(policy, arena, device, lambda: full_precision(device))
+        precision = config.inference.precision
+        batch = DeviceBatch(policy, arena, device, lambda: arithmetic(device, precision))
         batch.prepare(min(config.inference.max_batch, max(1, config.actors.count)))
         return Computing(batch, weights.refresh)
 
@@ -258,22 +267,26 @@ class Builder:
         assert place is not None
         return RequestSelector(place=place, bells=self._ends.bells[:servers])
 
-    def _trainer(self, rank: int, view: View) -> BatchTrainer:
+    def _trainer(self, rank: int, source: BatchSource) -> BatchTrainer:
         """The trainer of ``rank``, whose algorithm has the state of rank 0."""
         from tianflow.components.batch_trainer import BatchTrainer
+        from tianflow.components.staging import make_stager
 
         self._set_threads()
-        device = self._learner_device(rank)
+        device = opened(self._learner_device(rank))
         ranks, algorithm = self._ranks(rank, device), self._algorithm(device)
         if ranks.size > 1:
             ranks.copy_state(algorithm)
             cast("SplitsOverRanks", algorithm).join(ranks)
+        draws = self._plan.draws
+        items = None if draws is None else ranks.share(draws.num_envs)
         return BatchTrainer(
             algorithm=algorithm,
-            make_stacker=lambda count: self._stacker(count, ranks, device),
-            view=view,
+            make_stacker=lambda count: self._stacker(count, items, device),
+            view=source.view,
             ranks=ranks,
-            draws=self._plan.draws is not None,
+            draws=draws is not None,
+            stager=make_stager(source.arena, device, items),
         )
 
     def _ranks(self, rank: int, device: torch.device) -> Ranks:
@@ -306,12 +319,11 @@ class Builder:
         return algorithm
 
     def _stacker(
-        self, trajectories: int, ranks: Ranks, device: torch.device
+        self, trajectories: int, items: slice | None, device: torch.device
     ) -> BatchStacker | DrawStacker:
         from tianflow.components.stacking import BatchStacker, DrawStacker
 
         if self._plan.draws is not None:
-            items = ranks.share(self._plan.draws.num_envs)
             return DrawStacker(layout=self._plan.draws, device=device, items=items)
         return BatchStacker(layout=self._plan.layout, trajectories=trajectories, device=device)
 
@@ -328,6 +340,23 @@ def _device(name: str) -> torch.device:
     return torch.device(
         ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     )
+
+
+def opened(device: torch.device) -> torch.device:
+    """``device`` by its number, as the one of the calling thread, which sleeps while it waits for
+    it.
+
+    PyTorch allocates pinned memory on the thread's own device. A process with another device would
+    have a context, and some hundred MiB, on both.
+    """
+    if device.type == "cpu":
+        return device
+    import torch
+
+    found = torch.device("cuda", device.index or 0)
+    devices.sleep_in_waits(found.index)
+    torch.cuda.set_device(found)
+    return found
 
 
 def make_seed(*parts: int) -> int:

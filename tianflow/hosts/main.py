@@ -242,8 +242,11 @@ class LinkedHost:
         self._handlers[type(message)](message)
 
     def _message_failed(self, error: Exception) -> None:
-        """A message that this host cannot obey: the run would wait for its effect for ever."""
-        self._host.fail(as_run_error(self._host.name, error))
+        """A message that this host cannot obey: the run would wait for its effect for ever. A host
+        that leaves has no components any more; a request for them ends with its link.
+        """
+        if not self._host.stopped.done():
+            self._host.fail(as_run_error(self._host.name, error))
 
     def _closed(self) -> None:
         self._host.stop()

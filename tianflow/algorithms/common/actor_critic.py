@@ -23,7 +23,7 @@ from tianflow.algorithms.common.divergence import (
 from tianflow.algorithms.common.model import ActorCriticModel, act_of
 from tianflow.algorithms.common.on_arrays import ActOnArrays
 from tianflow.algorithms.common.parameter_buffer import Adam, require_same_arrays
-from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full_precision
+from tianflow.algorithms.common.precision import ActingNetwork, arithmetic, forward_in
 from tianflow.algorithms.common.ranks import ALONE, Ranks, seed_of_rank
 from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import AlgorithmSettings, Config
@@ -228,7 +228,7 @@ class ActorCriticLearner(ABC):
         """Threads that share the parts of a batch."""
         self.ranks = ALONE
         """Processes that share batches."""
-        self._seed = config.run.seed
+        self._seed, self._precision = config.run.seed, config.learner.precision
         self.learning_rate, self.entropy_cost = settings.learning_rate, settings.entropy_cost
         self._discount, self._max_grad_norm, self.value_cost = (
             settings.discount,
@@ -256,8 +256,8 @@ class ActorCriticLearner(ABC):
             self.generator.manual_seed(seed_of_rank(self._seed, ranks.rank))
 
     def flat(self) -> NDArray[np.uint8]:
-        """All published tensors; on a CPU a view that the next update overwrites."""
-        return self.model.buffer.bytes.cpu().numpy()
+        """All published tensors, which the next update or call overwrites."""
+        return self.model.buffer.host()
 
     def set_live(self, learning_rate: float, entropy_cost: float) -> None:
         """Set absolute values for the next update. The caller computes schedules."""
@@ -279,7 +279,7 @@ class ActorCriticLearner(ABC):
         samples = read_batch(
             arrays, reward=self.model.rewards(arrays["reward"]), discount=self._discount
         )
-        with full_precision(self.device):
+        with arithmetic(self.device, self._precision):
             found = self.update(samples, should_stop)
         if found is None:
             self._restore(before)
@@ -365,7 +365,7 @@ class ActorCriticLearner(ABC):
         found, distribution = choose(batch.arrays, states), self.model.distribution
         if not found.valid.any():
             return 0.0
-        with torch.no_grad(), full_precision(self.device):
+        with torch.no_grad(), arithmetic(self.device):
             retained, current = (
                 distribution.masked(
                     model.evaluate(found.observation, found.state, found.start).parameters,

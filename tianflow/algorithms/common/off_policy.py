@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tianflow.algorithms.common.off_policy_models import Module, Optimiser, QModel
 from tianflow.algorithms.common.parameter_buffer import require_same_arrays
-from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full_precision
+from tianflow.algorithms.common.precision import ActingNetwork, arithmetic, forward_in
 from tianflow.algorithms.common.ranks import ALONE, Ranks, seed_of_rank
 from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import Config
@@ -156,7 +156,7 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         self.generator = torch.Generator().manual_seed(config.run.seed)
         self.ranks = ALONE
         """Processes that share batches."""
-        self._seed = config.run.seed
+        self._seed, self._precision = config.run.seed, config.learner.precision
         self.learning_rate = settings.learning_rate
         self.updates = 0
         self.optimisers = {
@@ -200,8 +200,8 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
             self.generator.manual_seed(seed_of_rank(self._seed, ranks.rank))
 
     def flat(self) -> NDArray[np.uint8]:
-        """All published tensors; on a CPU a view that the next update overwrites."""
-        return self.model.buffer.bytes.cpu().numpy()
+        """All published tensors, which the next update or call overwrites."""
+        return self.model.buffer.host()
 
     def set_live(self, learning_rate: float, entropy_cost: float) -> None:  # noqa: ARG002 - these losses have no entropy term
         """Set the learning rate of the next update. The caller computes schedules."""
@@ -225,7 +225,7 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         if should_stop():
             return StepResult(0, True, {})
         generator = self.generator.get_state()
-        with full_precision(self.device):
+        with arithmetic(self.device, self._precision):
             found = self._over_ranks(self.compute_gradients(batch.arrays))
         scalars = {
             "samples": found.samples,

@@ -42,6 +42,7 @@ class FlatBuffer:
             offset += aligned(entries[-1].nbytes)
         self.table = WeightsTable(tuple(entries), offset)
         self.bytes = torch.zeros(offset, dtype=torch.uint8, device=device)
+        self._host: Tensor | None = None
         trained = sum(aligned(entry.nbytes) for entry in entries[: len(named)])
         self.parameters = self.bytes[:trained].view(torch.float32)
         self.gradients = torch.zeros_like(self.parameters)
@@ -70,6 +71,17 @@ class FlatBuffer:
             np.copyto(self.bytes.numpy(), flat)
         else:
             self.bytes.copy_(torch.from_numpy(flat))
+
+    def host(self) -> NDArray[np.uint8]:
+        """All tensors on the CPU: a view, or a copy in pinned memory that the next call
+        overwrites.
+        """
+        if self.bytes.device.type == "cpu":
+            return self.bytes.numpy()
+        if self._host is None:
+            pinned = self.bytes.device.type == "cuda"
+            self._host = torch.empty(self.bytes.shape, dtype=torch.uint8, pin_memory=pinned)
+        return self._host.copy_(self.bytes).numpy()
 
     def bind_replica(self, network: nn.Module) -> Tensor:
         """Make the parameters of ``network``, a copy of the original, views of this buffer.

@@ -1,10 +1,12 @@
-"""Precision of network calls: float32, or bfloat16 where it is faster. Outputs are float32."""
+"""Precision of network calls: float32, or where it is faster tf32 or bfloat16. Outputs are
+float32.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
@@ -12,7 +14,7 @@ from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from tianflow.config.model import Config
+from tianflow.config.model import Config, Precision
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import ActsInBfloat16, Policy
 from tianflow.logs import logger
@@ -104,36 +106,53 @@ def to_float32(found: Any) -> Any:
 
 
 def forward_in(
-    precision: Literal["fp32", "bf16"],
+    precision: Precision,
     device: torch.device,
     whose: Literal["learner", "actors"] = "learner",
 ) -> Forward:
     """The caller of networks on ``device``.
 
-    It logs a warning for the setting of ``whose`` if bfloat16 is emulated.
+    It logs a warning for the setting of ``whose`` if ``precision`` is not faster there.
     """
     if precision == "fp32":
         return in_float32
-    slow = slow_reason(device)
+    slow = slow_reason(device) if precision == "bf16" else no_tf32_reason(device)
     if slow:
         logger(whose).warning(
-            f"{whose}.precision = bf16 is not faster on this hardware",
+            f"{whose}.precision = {precision} is not faster on this hardware",
             reason=slow,
             instead="fp32",
         )
-    return Autocast(device)
+    return Autocast(device) if precision == "bf16" else in_float32
 
 
-def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Context of updates on ``device``.
+def arithmetic(device: torch.device, precision: Precision = "fp32") -> AbstractContextManager[None]:
+    """Context of updates and inference on ``device``: whether float32 inputs of matrix products and
+    convolutions are rounded to tf32.
 
-    cuDNN rounds to 19 bits by default, and the learner's results would differ from the actors'.
+    cuDNN rounds by default, and the learner's results would differ from the actors'.
     """
-    return (
-        nullcontext()
-        if device.type == "cpu"
-        else torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-    )
+    return nullcontext() if device.type == "cpu" else _tf32(precision == "tf32")
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    products = torch.backends.cuda.matmul
+    before, products.allow_tf32 = products.allow_tf32, allowed
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed):
+            yield
+    finally:
+        products.allow_tf32 = before
+
+
+def no_tf32_reason(device: torch.device) -> str:
+    """Reason why ``device`` has no tf32; empty if it has."""
+    if device.type != "cuda":
+        return "a CPU computes it in float32"
+    if torch.cuda.get_device_capability(device) >= (8, 0):
+        return ""
+    return f"{torch.cuda.get_device_name(device)} has no tf32 arithmetic and computes in float32"
 
 
 def slow_reason(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -170,7 +189,7 @@ def set_acting_precision(
         ConfigError: the policy does not support it.
     """
     wanted: str = getattr(config, section).precision
-    if wanted == "fp32":
+    if wanted != "bf16":  # `arithmetic` rounds to tf32
         return
     if not isinstance(policy, ActsInBfloat16):
         refused = f"the policy of {config.algorithm.name} has no act_in_bfloat16"

@@ -6,6 +6,7 @@ takes the same optimiser step, so all ranks have the same parameters.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,12 @@ FRAME_BYTES = 4096
 """Size of the first part of a message between ranks."""
 LENGTH_BYTES = 8
 """A message begins with its length."""
+_NCCL_GROUPS: list[Any] = []
+"""All NCCL groups of this process. A group that is deleted waits for its communicators. A rank that
+leaves must not wait, and the end of its process frees everything.
+"""
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+"""NCCL's variable for the network interface. By itself it avoids the loopback interface."""
 
 
 class Ranks:
@@ -44,6 +51,11 @@ class Ranks:
 
     rank = 0
     size = 1
+
+    @property
+    def ahead(self) -> Ranks:
+        """The same group for messages of another thread."""
+        return self
 
     def add(self, tensor: Tensor) -> Tensor:
         """``tensor``, summed over the ranks in place. Each rank gets the same sum.
@@ -97,10 +109,16 @@ class GroupedRanks(Ranks):
         size: number of ranks.
         control: group for messages and state, on CPUs (gloo).
         data: group for counts, statistics and gradients on the learner's device.
+        ahead: group for messages of another thread, on CPUs.
     """
 
-    def __init__(self, rank: int, size: int, control: Any, data: Any) -> None:
+    def __init__(self, rank: int, size: int, *, control: Any, data: Any, ahead: Any = None) -> None:
         self.rank, self.size, self._control, self._data = rank, size, control, data
+        self._ahead = ahead
+
+    @property
+    def ahead(self) -> Ranks:
+        return GroupedRanks(self.rank, self.size, control=self._ahead, data=self._ahead)
 
     def add(self, tensor: Tensor) -> Tensor:
         _wait(lambda: self._data.allreduce([tensor]))
@@ -171,15 +189,19 @@ def join(rendezvous: Path, *, rank: int, size: int, device: torch.device) -> Ran
     """
     store = dist.FileStore(str(rendezvous), size)
     try:
-        control = _gloo(dist.PrefixStore("control", store), rank, size)
+        control, ahead = (
+            _gloo(dist.PrefixStore(name, store), rank, size) for name in ("control", "ahead")
+        )
         data = control
         if device.type == "cuda":
+            os.environ.setdefault(NCCL_INTERFACE, "lo")
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = FOREVER  # noqa: SLF001 - it has no other name
             data = dist.ProcessGroupNCCL(dist.PrefixStore("data", store), rank, size, options)
+            _NCCL_GROUPS.append(data)
     except RuntimeError as error:
         raise RankLostError(f"the ranks of the learner cannot join: {error}") from error
-    return GroupedRanks(rank, size, control, data)
+    return GroupedRanks(rank, size, control=control, data=data, ahead=ahead)
 
 
 def _gloo(store: Any, rank: int, size: int) -> Any:

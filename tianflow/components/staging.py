@@ -1,0 +1,274 @@
+"""slots -> SlotStager -> the columns of a batch on a GPU, without a copy by the CPU.
+
+The GPU reads pinned slots by itself, on a stream of its own, while it computes the update before. A
+trajectory crosses in one copy, and the GPU moves its rows to their columns. The batch of the next
+update and the one that is trained on have columns of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tianflow.components.pinned_slots import PinnedSlots
+from tianflow.components.stacking import NOT_TRAINED_ON, of_items, rows_of, stacked_shape
+from tianflow.core.payloads import aligned
+from tianflow.interfaces import LearnerBatch
+
+if TYPE_CHECKING:
+    from tianflow.channels.arena import Arena
+    from tianflow.core.payloads import Field, Trajectory, TrajectoryLayout
+
+Tensors = Mapping[str, Tensor]
+
+
+def nothing() -> None:
+    """Release nothing: default of `StagedBatch.release`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """A batch on the learner's device. All copies out of its slots are complete.
+
+    Attributes:
+        trajectories: what it consists of.
+        batch: for the algorithm.
+        copy_s: seconds that the copy took.
+        release: called after the last use of ``batch``, whose memory is then used again.
+    """
+
+    trajectories: tuple[Trajectory, ...]
+    batch: LearnerBatch
+    copy_s: float
+    release: Callable[[], None] = nothing
+
+
+class DeviceColumns(Protocol):
+    """Where the fields of trajectories go."""
+
+    def make(self, count: int, device: torch.device) -> dict[str, Tensor]:
+        """Tensors for ``count`` trajectories."""
+
+    def fill(self, columns: Tensors, landed: Tensor, lengths: Sequence[int]) -> None:
+        """Move rows from ``landed``, [count, bytes of a slot] uint8, to ``columns``."""
+
+
+class BatchColumns:
+    """`tianflow.components.stacking.BatchStacker` on a GPU: trajectories side by side.
+
+    Args:
+        layout: of a trajectory.
+    """
+
+    def __init__(self, layout: TrajectoryLayout) -> None:
+        self._layout = layout
+
+    def make(self, count: int, device: torch.device) -> dict[str, Tensor]:
+        return {
+            field.name: torch.empty(
+                stacked_shape(field.name, field.shape, count),
+                dtype=getattr(torch, field.dtype),
+                device=device,
+            )
+            for field in self._layout.fields
+        }
+
+    def fill(self, columns: Tensors, landed: Tensor, lengths: Sequence[int]) -> None:
+        count, n = len(lengths), self._layout.num_envs
+        for field in self._layout.fields:
+            source, target = _field(landed, field), columns[field.name]
+            if field.name.startswith("state/"):
+                target.view(source.shape).copy_(source)
+            elif field.name == "version":
+                target.copy_(source.transpose(0, 1))
+            else:
+                target.view(field.shape[0], count, n, *field.shape[2:]).copy_(
+                    source.transpose(0, 1)
+                )
+            for index, length in enumerate(lengths):
+                if length < self._layout.steps:
+                    self._clear(field.name, target, index, length)
+
+    def _clear(self, name: str, target: Tensor, index: int, length: int) -> None:
+        """Overwrite what lies behind the ``length`` rows of a trajectory that was cut."""
+        n = self._layout.num_envs
+        if name == "version":
+            target[length:, index] = target[length - 1, index].clone()
+        elif not name.startswith("state/"):
+            # a mask without allowed actions has no distribution
+            behind = target[rows_of(name, length) :, index * n : (index + 1) * n]
+            behind.fill_(1 if name == "action_mask" else 0)
+
+
+class DrawColumns:
+    """`tianflow.components.stacking.DrawStacker` on a GPU: one slot holds a whole batch.
+
+    Args:
+        layout: of a draw.
+        items: the items of the draw that are copied.
+    """
+
+    def __init__(self, layout: TrajectoryLayout, items: slice) -> None:
+        self._fields = [field for field in layout.fields if field.name not in NOT_TRAINED_ON]
+        self._chosen = {field.name: of_items(field.name, items) for field in self._fields}
+
+    def make(self, count: int, device: torch.device) -> dict[str, Tensor]:  # noqa: ARG002 - as `DeviceColumns.make`
+        return {
+            field.name: torch.empty(
+                torch.empty(field.shape, device="meta")[self._chosen[field.name]].shape,
+                dtype=getattr(torch, field.dtype),
+                device=device,
+            )
+            for field in self._fields
+        }
+
+    def fill(self, columns: Tensors, landed: Tensor, lengths: Sequence[int]) -> None:  # noqa: ARG002 - as `DeviceColumns.fill`
+        for field in self._fields:
+            columns[field.name].copy_(_field(landed, field)[0][self._chosen[field.name]])
+
+
+def _field(landed: Tensor, field: Field) -> Tensor:
+    """[count, *shape of the field], a view of ``landed``."""
+    part = landed[:, field.offset : field.offset + field.nbytes]
+    return part.view(getattr(torch, field.dtype)).view(len(landed), *field.shape)
+
+
+class CopyStream:
+    """A stream of copies beside the one that computes.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Everything in this context goes to the stream."""
+        torch.cuda.set_device(self._device)  # of this thread: without it, the first one
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> Any:
+        """Stands for the operations that the computing stream has been given so far."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.default_stream(self._device))
+        return event
+
+    def start_after(self, mark: Any) -> None:
+        """Let later operations of the stream wait for those of ``mark``."""
+        self._stream.wait_event(mark)
+
+    def wait(self) -> None:
+        """Sleep until all operations of the stream have ended."""
+        self._done.record(self._stream)
+        self._done.synchronize()
+
+
+class _Place(NamedTuple):
+    """Columns of one batch of ``size`` trajectories, and a mark of their last use."""
+
+    size: int
+    columns: Tensors
+    mark: Any
+
+
+class SlotStager:
+    """Copies trajectories out of their slots to columns on a GPU. One thread at a time may stage;
+    another one may use and release batches meanwhile.
+
+    Args:
+        arena: of the slots.
+        columns: where their fields go.
+        device: of the columns.
+        stream: for the copies.
+        pinned: pins the slots.
+    """
+
+    def __init__(
+        self,
+        *,
+        arena: Arena,
+        columns: DeviceColumns,
+        device: torch.device,
+        stream: CopyStream,
+        pinned: PinnedSlots,
+    ) -> None:
+        self._arena, self._columns, self._device = arena, columns, device
+        self._stream, self._pinned = stream, pinned
+        last = arena.layout.fields[-1]
+        self._nbytes = aligned(last.offset + last.nbytes)
+        """Bytes of a slot without its request."""
+        self._landing = torch.empty(0, self._nbytes, dtype=torch.uint8, device=device)
+        # Three batches at most have columns: one is trained on, one is staged, and a rank may have
+        # one that was refused.
+        self._free: list[_Place] = []
+
+    def follow(self) -> bool:
+        """Pin the slots that were added. False: they cannot be pinned."""
+        with self._stream.use():
+            return self._pinned.follow()
+
+    def stage(self, trajectories: Sequence[Trajectory]) -> StagedBatch:
+        """Copy ``trajectories``, and sleep until the copies are complete. Their slots are then not
+        needed any more.
+        """
+        began, count = time.monotonic(), len(trajectories)
+        place = self._place(count)
+        with self._stream.use(), torch.no_grad():
+            self._stream.start_after(place.mark)
+            if len(self._landing) != count:
+                self._landing = torch.empty(
+                    count, self._nbytes, dtype=torch.uint8, device=self._device
+                )
+            for landing, trajectory in zip(self._landing, trajectories, strict=True):
+                slot = self._arena.slot_memory(trajectory.slot)[: self._nbytes]
+                landing.copy_(torch.from_numpy(slot), non_blocking=True)
+            lengths = [trajectory.length for trajectory in trajectories]
+            self._columns.fill(place.columns, self._landing, lengths)
+        self._stream.wait()
+
+        def release() -> None:
+            self._free.append(place._replace(mark=self._stream.mark()))
+
+        taken = time.monotonic() - began
+        return StagedBatch(tuple(trajectories), LearnerBatch(place.columns), taken, release)
+
+    def _place(self, count: int) -> _Place:
+        """Columns for ``count`` trajectories, of no other batch. Columns of other sizes are
+        dropped.
+        """
+        while self._free:
+            place = self._free.pop()
+            if place.size == count:
+                return place
+        # Its memory may have been another tensor's, which the computing stream still reads.
+        return _Place(count, self._columns.make(count, self._device), self._stream.mark())
+
+
+def make_stager(
+    arena: Arena, device: torch.device, items: slice | None = None
+) -> SlotStager | None:
+    """A stager of the trajectories in ``arena``, or with ``items`` of its draws. None on a CPU, or
+    if the slots cannot be pinned.
+    """
+    if device.type == "cpu":
+        return None
+    layout = arena.layout
+    stager = SlotStager(
+        arena=arena,
+        columns=BatchColumns(layout) if items is None else DrawColumns(layout, items),
+        device=device,
+        stream=CopyStream(device),
+        pinned=PinnedSlots(arena, "learner"),
+    )
+    return stager if stager.follow() else None
