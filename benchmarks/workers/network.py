@@ -2,7 +2,8 @@
 ZeroMQ.
 
 ``gateway``  the gateway of a run: a node sends each trajectory with the message that commits it,
-             the gateway writes it into its slot and reports it to the coordinator, which acknowledges it
+             the gateway writes it into its slot and reports it to the coordinator, which
+             acknowledges it
 ``bare``     a DEALER that sends without a copy, a ROUTER, and one copy into a slot
 
 ``KEYS`` 1: with CURVE. At most `IN_FLIGHT` trajectories are not acknowledged. The answer has MB/s
