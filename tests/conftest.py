@@ -82,13 +82,18 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
-def pytest_collection_finish() -> None:
-    """The modules that were imported stay, and need not be gone through again and again: it took a
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports and collected tests stay. Looking through them for garbage, again and again, took a
     tenth of all the time.
     """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
