@@ -35,7 +35,13 @@ pytestmark = [
 ]
 PATIENCE_MS = 1000.0 * harness.PATIENCE_S
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
-CARTPOLE = {"env__id": "CartPole-v1", "balance__max_staleness": 2}
+CARTPOLE: dict[str, object] = {
+    "env__id": "CartPole-v1",
+    "env__vectorization": "sync",
+    "env__wrappers": ["tests.support.environments:Paced"],
+    "balance__max_staleness": 2,
+}
+"""The browser needs the cores."""
 REFUSED = re.compile(r"Failed to load resource: .* status of (\d+)")
 
 
@@ -574,7 +580,7 @@ def the_list_is_sorted_and_filtered(watched: Watched) -> None:
 def test_ended_runs_are_compared_and_deleted(tmp_path: Path, watched: Watched) -> None:
     page = watched.page
     with service(tmp_path / "runs", "--max-runs", "1") as served:
-        limits = {"run__max_seconds": 4.0, "evaluation__every_s": 1.0, "evaluation__episodes": 2}
+        limits = {"run__max_seconds": 2.0, "evaluation__every_s": 0.5, "evaluation__episodes": 2}
         served.submit("one", balance__max_staleness=1, **limits)
         served.submit("two", balance__max_staleness=3, **limits)
         served.submit(
