@@ -24,6 +24,18 @@ from tests.support.effort import FACTOR
 
 REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
 E2E = Path(__file__).parent / "e2e"
+LONG = {
+    "test_benchmarks.py",
+    "test_counters.py",
+    "test_deploy.py",
+    "test_described.py",
+    "test_docs.py",
+    "test_failures.py",
+    "test_remote.py",
+    "test_serve.py",
+    "test_systemd.py",
+}
+"""Modules in ``tests/e2e/`` with tests of half a minute and more."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background has them ignore SIGINT, and every process they
@@ -77,18 +89,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path == E2E and config.getoption("markexpr") == "not e2e" else None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each of two workers begins with half of the long tests, so that it does not end with one
+    while the other has nothing left. With ``--dist worksteal`` the first worker gets the first half
+    of all tests.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    long, others = [], []
+    for item in items:
+        (long if item.path.parent == E2E and item.path.name in LONG else others).append(item)
+    first = len(items) // 2 - len(long[::2])
+    items[:] = [*long[::2], *others[:first], *long[1::2], *others[first:]]
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """One more worker than cores: some tests wait, for a process or a time-out."""
     return len(os.sched_getaffinity(0)) + 1
 
 
-def pytest_collection_finish() -> None:
-    """The modules that were imported stay, and need not be gone through again and again: it took a
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports and collected tests stay. Looking through them for garbage, again and again, took a
     tenth of all the time.
     """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

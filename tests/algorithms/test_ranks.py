@@ -26,7 +26,7 @@ from tianflow.interfaces import LearnerBatch, SplitsOverRanks, StepResult
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
-UPDATES, BROKEN = 20, 7
+UPDATES, BROKEN = 12, 7
 """The update ``BROKEN`` is not finite, because of one rank only."""
 CLOSE = 1e-5
 PATIENCE_S = 40.0

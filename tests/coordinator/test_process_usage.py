@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import subprocess
 import sys
@@ -22,7 +23,9 @@ def test_a_process_is_read_as_the_system_counts_it() -> None:
     before = read_process(os.getpid())
     assert before is not None
     began = time.process_time()
-    block = bytearray(os.urandom(1)) * 2**25  # written, so that it is resident
+    block = mmap.mmap(-1, 2**25)  # memory that the process did not have before
+    for page in range(0, len(block), mmap.PAGESIZE):
+        block[page] = 1  # written, so that it is resident
     while time.process_time() - began < 0.1:
         pass
     after = read_process(os.getpid())
@@ -31,6 +34,7 @@ def test_a_process_is_read_as_the_system_counts_it() -> None:
     assert 0.05 < after.cpu_s - before.cpu_s < 0.5
     assert abs(after.cpu_s - time.process_time()) < 0.5
     assert after.memory_bytes - before.memory_bytes > len(block) // 2
+    block.close()
 
 
 def test_a_process_that_has_ended_is_not_read() -> None:

@@ -37,7 +37,7 @@ PATIENCE_S = 90.0
 of how fast.
 """
 SMALL: Mapping[str, object] = {
-    "env.id": "tests.support.environments:CounterEnv",
+    "env.id": "tests.support.environments:PacedEnv",
     "env.num_envs": 2,
     "algorithm.epochs": 1,
     "algorithm.minibatch_size": 32,
@@ -51,7 +51,9 @@ SMALL: Mapping[str, object] = {
     "run.max_env_steps": None,
     "run.grace_s": 5.0,
 }
-"""A run whose updates take milliseconds, and that never ends by itself."""
+"""A run with tens of updates a second, and that never ends by itself. Its environments wait most of
+the time: it would otherwise take both cores from the tests beside it.
+"""
 
 
 class ImpatienceError(AssertionError):

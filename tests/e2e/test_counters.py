@@ -68,10 +68,10 @@ def watched(live: LiveRun) -> Iterator[Watcher]:
     thread.start()
     try:
         yield watcher
+        live.until("ten scrapes", lambda: watcher.scrapes >= 10)
     finally:
         over.set()
         thread.join()
-    assert watcher.scrapes >= 10
     assert [] == watcher.decreases
 
 

@@ -17,6 +17,7 @@ from tianflow.rundir.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 ENVIRONMENTS, TROUBLES = "tests.support.environments", "tests.e2e.troubles"
+TROUBLED = "tests.e2e.troubled_ppo:TroubledPPO"
 
 
 def dropped(live: LiveRun, reason: str) -> float:
@@ -289,9 +290,7 @@ def test_slow_environments_are_neither_killed_nor_starved(tmp_path: Path) -> Non
 def test_a_learner_that_refuses_its_settings_ends_the_run_at_its_first_batch(
     tmp_path: Path,
 ) -> None:
-    with harness.run(
-        tmp_path, algorithm__name=f"{TROUBLES}:TroubledPPO", algorithm__trouble="refuses"
-    ) as live:
+    with harness.run(tmp_path, algorithm__name=TROUBLED, algorithm__trouble="refuses") as live:
         assert 1 == live.end()
         assert "AssertionError: a minibatch of 7 does not divide 32" in last_lines(live, 2)
         assert "tianflow: learner: AssertionError" in last_lines(live, 1)
@@ -299,6 +298,6 @@ def test_a_learner_that_refuses_its_settings_ends_the_run_at_its_first_batch(
 
 def test_a_loss_that_is_never_finite_ends_the_run(tmp_path: Path) -> None:
     settings = {"algorithm__trouble": "nan", "learner__max_nonfinite_updates": 3}
-    with harness.run(tmp_path, algorithm__name=f"{TROUBLES}:TroubledPPO", **settings) as live:
+    with harness.run(tmp_path, algorithm__name=TROUBLED, **settings) as live:
         assert 1 == live.end()
         assert "tianflow: learner: 4 consecutive updates were not finite" in last_lines(live, 1)

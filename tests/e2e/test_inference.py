@@ -126,7 +126,7 @@ def test_batches_that_fail_are_computed_again_and_nothing_is_lost(
     tmp_path: Path, error: str
 ) -> None:
     settings = {
-        "algorithm__name": "tests.e2e.troubles:ServerTroublePPO",
+        "algorithm__name": "tests.e2e.troubled_ppo:ServerTroublePPO",
         "algorithm__error": error,
     }
     with harness.run(tmp_path, **MANY, **PATIENT, **settings) as live:

@@ -77,7 +77,7 @@ def test_resets_that_take_longer_together_than_each_may_are_no_hang(tmp_path: Pa
         env__kwargs={"reset_s": 1.5, "length": 4},
         env__num_envs=4,
         env__step_timeout_s=3.0,
-        env__start_timeout_s=3.0,
+        env__start_timeout_s=5.0,  # less than the 6 s of all first resets
         actors__count=1,
         actors__hosts=1,
         actors__rollout_steps=8,

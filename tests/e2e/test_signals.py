@@ -17,7 +17,7 @@ from tianflow.rundir.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(360)]
 SLOW_TO_SAVE = {
-    "algorithm__name": "tests.e2e.troubles:TroubledPPO",
+    "algorithm__name": "tests.e2e.troubled_ppo:TroubledPPO",
     "algorithm__trouble": "slow to save",
 }
 

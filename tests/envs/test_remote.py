@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from tests.e2e.harness import until
 from tests.support.remote_worlds import EchoEnv, Relay, rows_out_of_place, serving
@@ -42,24 +42,24 @@ from tianflow.envs.server import EnvServer
 from tianflow.errors import BrokenChannelError, ConfigError, EnvironmentFailedError
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*multi-threaded.*fork:DeprecationWarning",
-    "ignore::UserWarning",  # it reports what a worker raised as a warning, too
-)
-class TestAsyncVectorEnvConforms(VectorConformance):
-    """The suite itself: what it asks for is what Gymnasium's own vector does."""
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+class TestVectorsOfGymnasiumConform(VectorConformance):
+    """The suite itself: what it asks for is what Gymnasium's own vectors do."""
 
     @pytest.fixture
-    def make_vector(self) -> Iterator[MakeVector]:
+    def make_vector(self, request: pytest.FixtureRequest) -> Iterator[MakeVector]:
+        # Only this one refuses calls once it is closed; it starts processes, which takes long.
+        asynchronous = request.function.__name__ == "test_a_closed_vector_is_closed"
         with ExitStack() as stack:
 
             def make(
                 environment: Callable[[], Any],
                 count: int,
                 mode: AutoresetMode = AutoresetMode.NEXT_STEP,
-            ) -> AsyncVectorEnv:
-                vector = AsyncVectorEnv([environment] * count, autoreset_mode=mode)
-                stack.callback(vector.close, terminate=True)
+            ) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+                kind = AsyncVectorEnv if asynchronous else SyncVectorEnv
+                vector = kind([environment] * count, autoreset_mode=mode)
+                stack.callback(vector.close)
                 return vector
 
             yield make
@@ -555,6 +555,13 @@ def test_a_server_that_is_not_there_is_named() -> None:
         BrokenChannelError, match=r"tcp://127.0.0.1:1 was not joined within 0.2 s: tcp"
     ):
         RemoteVectorEnv(1, ["tcp://127.0.0.1:1"], connect_timeout_s=0.2)
+
+
+def test_waiting_for_servers_that_are_not_there_uses_no_cpu() -> None:
+    began = time.thread_time()
+    with pytest.raises(BrokenChannelError, match="not joined within"):
+        RemoteVectorEnv(1, ["tcp://127.0.0.1:1"], connect_timeout_s=0.4)
+    assert time.thread_time() - began < 0.02
 
 
 def test_a_server_that_starts_later_is_waited_for() -> None:

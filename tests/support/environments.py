@@ -206,6 +206,23 @@ class SlowEnv(CounterEnv):
         return super().step(action)
 
 
+class PacedEnv(SlowEnv):
+    """Takes a millisecond for a step: most of the time a run in it waits, and leaves the cores to
+    others.
+    """
+
+    def __init__(self, seconds: float = 0.001, **slow: Any) -> None:
+        super().__init__(seconds, **slow)
+
+
+class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Has any environment take a millisecond for a step, as `PacedEnv` does."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+        time.sleep(0.001)
+        return super().step(action)
+
+
 class HangingEnv(FaultyEnv):
     """Blocks for ever at the ``at``-th step."""
 

@@ -191,7 +191,7 @@ class Reader:
             begin = log.tell()
             line = f"exec {command.line.rstrip('& ')}"
             process = subprocess.Popen(
-                ["bash", "-c", line],
+                ["nice", "bash", "-c", line],  # it trains with what the commands beside it leave
                 **self._where,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

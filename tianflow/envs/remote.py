@@ -828,7 +828,11 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _sleep(self, until: float) -> None:
         connections = [link.connection for link in self._links if link.connection is not None]
-        wait(connections, until - time.monotonic())
+        seconds = until - time.monotonic()
+        if connections:
+            wait(connections, seconds)
+        else:  # a poll of no sockets returns at once
+            time.sleep(max(0.0, seconds))
 
     def _tend(self, now: float) -> None:
         """Handle all that has arrived, and try to join servers that are not joined."""

@@ -311,6 +311,7 @@ def _preload(modules: Sequence[str]) -> dict[str, str]:
     failures = {}
     # This process does not watch the socket during an import, and it has no host yet to reap.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    gc.disable()  # imports make hardly any garbage, and looking for it takes a tenth of their time
     for module in modules:
         try:
             importlib.import_module(module)
@@ -319,6 +320,7 @@ def _preload(modules: Sequence[str]) -> dict[str, str]:
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     gc.collect()
     gc.freeze()  # pages that collections in hosts do not touch stay shared
+    gc.enable()
     return failures
 
 
