@@ -31,6 +31,7 @@ from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError, RunTimeoutError
 from tianflow.handle import RunHandle
 from tianflow.hosts import event_loop as loops
+from tianflow.interfaces import RunOrder, SubmitsRuns
 from tianflow.logs import logger, report_death
 from tianflow.observability.rates import RunRates
 from tianflow.observability.recorder import recorded
@@ -41,6 +42,7 @@ from tianflow.planning.initial import PATH, InitialState, find_source, initial_s
 from tianflow.planning.layouts import draw_layout, trajectory_layout
 from tianflow.planning.resuming import check_resume
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
+from tianflow.rundir.control_file import ControlFile
 from tianflow.rundir.history import NAME as HISTORY
 from tianflow.rundir.history import read_rows
 from tianflow.rundir.lock import lock_directory
@@ -50,7 +52,7 @@ from tianflow.server.common.event_feed import EventRecord, Feed
 
 if TYPE_CHECKING:
     from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
-    from tianflow.interfaces import Launcher, RunControl
+    from tianflow.interfaces import BatchJob, Launcher, RunControl
     from tianflow.policy import LoadedPolicy
 
 log = logger("api")
@@ -577,7 +579,9 @@ def prepare(
     source = None
     if config.run.init_from is not None and checkpoint is None:
         source = find_source(config.run.init_from, runs_dir)
-    _require_device("learner.device", config.learner.device)
+    launcher = _launcher(config)
+    elsewhere = launcher.capabilities.on_gpu
+    _require_device("learner.device", config.learner.device, elsewhere)
     _require_gpus_for_ranks(config)
     if config.central:
         _require_device("inference.device", config.inference.device)
@@ -598,7 +602,6 @@ def prepare(
     for controller in plugins.names("tianflow.controllers"):
         with contextlib.suppress(ConfigError):
             plugins.load("tianflow.controllers", controller, path="balance.controller")
-    launcher = _launcher(config)
     launcher.prepare()
     run_id, directory, held = _directory(config, checkpoint, runs_dir)
     stored = checkpoint is None or not _continues(config, checkpoint, runs_dir)
@@ -725,13 +728,14 @@ def _launcher(config: Config) -> Launcher:
     return cast("Launcher", factory())
 
 
-def _require_device(path: str, device: str) -> None:
+def _require_device(path: str, device: str, elsewhere: str = "") -> None:
     """Refuse a GPU that this machine does not have. This is not a rule of configs: a policy that
-    was trained on a GPU may be loaded here.
+    was trained on a GPU may be loaded here. ``elsewhere``: see `LauncherCapabilities.on_gpu`.
     """
     if device.startswith("cuda") and not devices.HAS_GPU:
         message = "this machine has no NVIDIA GPU"
-        raise ConfigError([Problem(path, device, message, "auto, cpu, or a machine with a GPU")])
+        accepted = elsewhere or "auto, cpu, or a machine with a GPU"
+        raise ConfigError([Problem(path, device, message, accepted)])
     number, count = device.removeprefix("cuda:"), devices.GPUS
     if number.isdecimal() and count and int(number) >= count:
         message = f"this machine has {count} GPU{'s' * (count > 1)}, which are numbered from 0"
@@ -762,6 +766,57 @@ def _require_policy_on_device(config: Config) -> None:
         raise ConfigError([Problem("inference.device", device, message, "cpu")]) from None
 
 
+def _new_name(config: Config) -> str:
+    """A name of a run: its algorithm and the time."""
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{config.algorithm.name}-{stamp}-{secrets.token_hex(2)}"
+
+
+def batch_job(
+    config: Config, resume: str | None, runs_dir: Path, arguments: tuple[str, ...]
+) -> BatchJob | None:
+    """The job of a run whose launcher gives it to a batch system; None for other launchers.
+
+    Args:
+        config: of the run.
+        resume: run or checkpoint to continue from.
+        runs_dir: directory of all runs.
+        arguments: of ``tianflow train``, beside config, ``--resume`` and ``--runs-dir``.
+
+    Raises:
+        ConfigError: the launcher does not exist, or the job cannot be described.
+        CheckpointError: ``resume`` does not exist, or the directory of the run is taken.
+    """
+    launcher = _launcher(config)
+    if not isinstance(launcher, SubmitsRuns):
+        return None
+    runs_dir = runs_dir.absolute()
+    checkpoint = None if resume is None else _resumed(config, resume, runs_dir)
+    if checkpoint is not None:
+        checkpoint.require_resumable()
+        _require_same_source(config, checkpoint)
+        resume = str(checkpoint.path)
+    if checkpoint is not None and _continues(config, checkpoint, runs_dir):
+        name = checkpoint.path.parent.parent.name
+    else:
+        name = config.run.name or _new_name(config)
+        _require_free(runs_dir / name)
+    contact = ControlFile.read(runs_dir / name)
+    if contact is not None and contact.alive:
+        raise CheckpointError(f"run {name!r} is active at {contact.address}; stop it first")
+    order = RunOrder(config, name, runs_dir, resume, arguments)
+    return launcher.job(order)
+
+
+def _require_free(directory: Path) -> None:
+    """Refuse a directory that has the files of a run."""
+    if directory.exists() and any(directory.iterdir()):
+        raise CheckpointError(
+            f"{str(directory)!r} exists; choose another run.name, or continue that run: "
+            f"--resume {directory.name}"
+        )
+
+
 def _directory(
     config: Config, checkpoint: Checkpoint | None, runs_dir: Path
 ) -> tuple[str, Path, int]:
@@ -770,23 +825,17 @@ def _directory(
     """
     continues = checkpoint is not None and _continues(config, checkpoint, runs_dir)
     if checkpoint is not None and continues:
-        directory, taken = checkpoint.path.parent.parent, False
+        directory = checkpoint.path.parent.parent
         run_id = directory.name
     else:
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
-        run_id = config.run.name or f"{config.algorithm.name}-{stamp}-{secrets.token_hex(2)}"
+        run_id = config.run.name or _new_name(config)
         directory = runs_dir / run_id
-        taken = directory.exists() and any(directory.iterdir())
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         held = lock_directory(directory)
         stack.callback(os.close, held)
-        if taken:
-            raise CheckpointError(
-                f"{str(directory)!r} exists; choose another run.name, or continue that run: "
-                f"--resume {run_id}"
-            )
         if not continues:  # a resumed run writes them once its learner works
+            _require_free(directory)
             config_loading.write_config(directory, config)
         stack.pop_all()
     return run_id, directory, held

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         Version,
         WeightsTable,
     )
-    from tianflow.core.program import HostPlan, HostSpec, LauncherCapabilities
+    from tianflow.core.program import HostPlan, HostSpec, JobState, LauncherCapabilities
     from tianflow.core.statistics import (
         ComponentStatistics,
         NodeStatistics,
@@ -969,3 +969,56 @@ class Launcher(Protocol):
 
         When it returns, or is cancelled, no process, task or socket of a host is left.
         """
+
+
+# Batch systems
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """A run that a batch system is to start."""
+
+    config: Config
+    name: str
+    """Of the run, and of its directory in ``runs_dir``."""
+    runs_dir: Path
+    """Absolute. All machines of the job see it."""
+    resume: str | None
+    """Run or checkpoint to continue from; None: a new run."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of ``tianflow train``."""
+
+
+class BatchJob(Protocol):
+    """A run as a job of a batch system. Its text names job and run."""
+
+    @property
+    def script(self) -> str:
+        """What is submitted."""
+
+    def submit(self) -> str:
+        """Submit the job. Its number.
+
+        Raises:
+            ConfigError: the batch system is not here, or refuses the job.
+            RunError: an earlier job of the run is active.
+        """
+
+    @property
+    def outputs(self) -> tuple[Path, Path]:
+        """Files that get standard output and standard error of the run."""
+
+    def state(self) -> JobState:
+        """The state now."""
+
+    def cancel(self, *, now: bool) -> None:
+        """End the job, with a last checkpoint unless ``now``."""
+
+
+@runtime_checkable
+class SubmitsRuns(Protocol):
+    """A `Launcher` that gives whole runs to a batch system, instead of running them here."""
+
+    def job(self, order: RunOrder) -> BatchJob:
+        """The job of ``order``. Nothing is written or submitted. Raises ConfigError."""

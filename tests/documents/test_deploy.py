@@ -10,12 +10,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from tests.support.pages import ROOT
 from tianflow.cli.main import app
+from tianflow.config.loading import load_config
 
 UNIT, CONTAINER = ROOT / "deploy" / "tianflow.service", ROOT / "deploy" / "Containerfile"
 needs_systemd = pytest.mark.skipif(
@@ -24,11 +27,11 @@ needs_systemd = pytest.mark.skipif(
 )
 
 
-def unit() -> dict[str, str]:
+def unit(path: Path = UNIT) -> dict[str, str]:
     """Keys of the section Service."""
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case
-    parser.read(UNIT)
+    parser.read(path)
     return dict(parser["Service"])
 
 
@@ -139,3 +142,72 @@ def test_every_file_that_the_container_copies_exists() -> None:
     for word, rest in instructions():
         if word == "COPY" and not rest.startswith("--from"):
             assert all((ROOT / source).exists() for source in rest.split()[:-1]), rest
+
+
+# Nodes
+# --------------------------------------------------------------------------------------------------
+
+NODE_UNIT, MANIFEST = ROOT / "deploy" / "tianflow-node.service", ROOT / "deploy" / "kubernetes.yaml"
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """Specifications of the pods of the manifest, by kind of their owner."""
+    documents = yaml.safe_load_all(MANIFEST.read_text())
+    return {
+        document["kind"]: document["spec"]["template"]["spec"]
+        for document in documents
+        if "template" in document["spec"]
+    }
+
+
+def arguments(command: list[str]) -> dict[str, Any]:
+    """Arguments of a command of tianflow, as its command line reads them."""
+    program, subcommand, *words = command
+    assert "/opt/tianflow/bin/tianflow" == program
+    found = typer.main.get_command(app).commands[subcommand]  # type: ignore[attr-defined]  # it is a group
+    with found.make_context(subcommand, words) as context:
+        return dict(context.params)
+
+
+@needs_systemd
+def test_the_unit_of_a_node_is_accepted_by_systemd(tmp_path: Path) -> None:
+    program, here = tmp_path / "tianflow", tmp_path / NODE_UNIT.name
+    program.symlink_to(sys.executable)
+    here.write_text(
+        NODE_UNIT.read_text()
+        .replace("/opt/tianflow/bin/tianflow", str(program))
+        .replace("User=tianflow", "User=root")
+    )
+    done = subprocess.run(
+        ["systemd-analyze", "verify", here], capture_output=True, text=True, check=False
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_a_node_reads_the_join_file_that_the_readme_installs() -> None:
+    service = unit(NODE_UNIT)
+    path = arguments(shlex.split(service["ExecStart"]))["join_file"]
+    assert Path("/var/lib", service["StateDirectory"], "join.toml") == path
+    installed = (ROOT / "deploy" / "README.md").read_text()
+    assert f"join.toml {path.parent}/" in installed
+    assert ("mixed", "90", "2") == tuple(
+        service[key] for key in ("KillMode", "TimeoutStopSec", "RestartPreventExitStatus")
+    )
+
+
+def test_the_nodes_of_the_manifest_join_the_run_of_its_head() -> None:
+    head, nodes = (pods()[kind] for kind in ("Job", "Deployment"))
+    train = arguments(head["containers"][0]["command"])
+    config = load_config(train["config"], train["overrides"])
+    assert "nodes" == config.placement.launcher
+    assert config.run.name is not None
+    join = arguments(nodes["containers"][0]["command"])["join_file"]
+    assert train["runs_dir"] / config.run.name / "join.toml" == join
+    for key in ("securityContext", "volumes", "terminationGracePeriodSeconds"):
+        assert head[key] == nodes[key]
+    (mounted,) = head["containers"][0]["volumeMounts"]
+    assert str(train["runs_dir"]) == mounted["mountPath"]
+    deployment = next(
+        found for found in yaml.safe_load_all(MANIFEST.read_text()) if found["kind"] == "Deployment"
+    )
+    assert config.cluster.expect <= deployment["spec"]["replicas"]

@@ -75,7 +75,7 @@ class Server:
 
     def line(self) -> str:
         assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        return str(self.process.stdout.readline())
 
 
 def test_machines_reach_each_other_and_their_own_loopback(network: Mapping[str, Machine]) -> None:

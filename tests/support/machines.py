@@ -133,7 +133,7 @@ class Machine:
         )
         if done.returncode:
             raise MachineError(f"{self.name}: {' '.join(arguments)}: {done.stdout}{done.stderr}")
-        return done.stdout
+        return str(done.stdout)
 
     def within(self, function: Callable[[], T]) -> T:
         """Call ``function`` on this machine, in a thread of this process: what it connects to is

@@ -45,6 +45,7 @@ from tianflow.cli.status import console, nodes, status, top
 if TYPE_CHECKING:
     from tianflow.api import FinishedRun
     from tianflow.config.model import Config
+    from tianflow.interfaces import BatchJob
 
 app = typer.Typer(
     name="tianflow",
@@ -151,6 +152,10 @@ def train(
         bool,
         typer.Option("--until-eof", help="End of standard input as a signal to stop."),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Script of the job, which is not submitted (slurm)."),
+    ] = False,
 ) -> None:
     """Train a policy from CONFIG, or by ALGORITHM --env ID.
 
@@ -160,7 +165,6 @@ def train(
         _show_warnings()
         settings = _training_config(config, overrides or [], env, resume, runs_dir)
         from tianflow import api
-        from tianflow.cli import train as training
         from tianflow.config import rules as config_rules
 
         used = api.used_up_run(settings, resume, runs_dir)
@@ -170,6 +174,16 @@ def train(
             raise typer.Exit(
                 _show_used_up(used[1], json_line=json_line, require_target=require_target)
             )
+
+        job = api.batch_job(
+            settings,
+            resume,
+            runs_dir,
+            _passed_on(http=http, json_line=json_line, require_target=require_target),
+        )
+        if dry_run or job is not None:
+            raise typer.Exit(_submit(job, settings, runs_dir, dry_run=dry_run, until_eof=until_eof))
+        from tianflow.cli import train as training
 
         code = training.run(
             settings,
@@ -182,6 +196,34 @@ def train(
             until_eof=until_eof,
         )
     raise typer.Exit(code)
+
+
+def _passed_on(**options: bool) -> tuple[str, ...]:
+    """Options of ``train`` for a process that another machine starts."""
+    words = {
+        "--no-http": not options["http"],
+        "--json": options["json_line"],
+        "--require-target": options["require_target"],
+    }
+    return tuple(word for word, given in words.items() if given)
+
+
+def _submit(
+    job: BatchJob | None, settings: Config, runs_dir: Path, *, dry_run: bool, until_eof: bool
+) -> int:
+    """Submit the job of a run and follow it, or print its script; the exit code."""
+    from tianflow.cli import batch
+    from tianflow.planning.validation import require_valid
+
+    if job is None or dry_run:
+        batch.require_batch(job, settings.placement.launcher)
+        assert job is not None
+        echo(job.script, nl=False)
+        return 0
+    if until_eof:
+        batch.refuse_eof()
+    require_valid(settings, report=print_error)
+    return batch.follow(job, runs_dir=runs_dir)
 
 
 def _show_used_up(used: FinishedRun, *, json_line: bool, require_target: bool) -> int:

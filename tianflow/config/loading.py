@@ -6,6 +6,7 @@ A `ConfigError` names all problems at once.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import os
 import re
@@ -39,6 +40,9 @@ CONFIG_FILE = "config.toml"
 
 REVISION = "# revision "
 """Beginning of the first line of `CONFIG_FILE`. A resume compares it with that of a checkpoint."""
+
+DURATIONS = frozenset({"slurm.time_limit"})
+"""Settings whose text, such as ``12:00:00``, TOML reads as a time of day."""
 
 _log = logger("config")
 
@@ -394,6 +398,8 @@ def _plain(value: object, path: str, problems: list[Problem]) -> Any:
         return [_plain(inner, path, problems) for inner in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    if path in DURATIONS and isinstance(value, dt.time):
+        return value.isoformat()
     if isinstance(value, Path):
         return str(value)
     problems += list(unportable(path, value)) or [_python_object(path, value)]

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from tianflow import plugins
+from tianflow.config.engines import RaySettings, SlurmSettings
 from tianflow.config.off_policy import DQNSettings, R2D2Settings, SACSettings, TD3Settings
 from tianflow.config.on_policy import (
     A2CSettings,
@@ -369,8 +370,8 @@ class PlacementSettings(Section):
 
     launcher: str = "processes"
     """Launcher. processes: coordinator, learner and actors in separate processes (Linux); inline:
-    one process; nodes: as processes, with actors on other machines that join the run; or another
-    installed launcher.
+    one process; nodes: as processes, with actors on other machines that join the run; slurm: head
+    and nodes as a job of Slurm; or another installed launcher.
     """
     affinity: Literal["auto", "none"] = "auto"
     """CPU affinity. auto: the learner gets cores of its own if at least two exist; none: set by the
@@ -586,6 +587,8 @@ class Config(Section):
     weights: WeightsSettings = WeightsSettings()
     placement: PlacementSettings = PlacementSettings()
     cluster: ClusterSettings = ClusterSettings()
+    ray: RaySettings = RaySettings()
+    slurm: SlurmSettings = SlurmSettings()
     run: RunSettings = RunSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()

@@ -8,7 +8,7 @@ from typing import Any
 from tianflow.config.model import BUILT_IN_ALGORITHMS, ON_ONE_MACHINE
 from tianflow.config.off_policy import OffPolicySettings
 
-OMITTED = ("http", "metrics")
+OMITTED = ("http", "metrics", "ray", "slurm")
 """Sections without an effect on training. Arguments of a sink may be private."""
 
 

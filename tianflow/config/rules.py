@@ -13,6 +13,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 from tianflow import plugins
+from tianflow.config.engines import check_job
 from tianflow.config.evaluations import MAIN
 from tianflow.config.model import (
     BUILT_IN_ALGORITHMS,
@@ -204,6 +205,7 @@ def check(config: Config) -> list[Problem]:
         *_check_ranks(config),
         *_check_nodes(config),
         *_check_evaluation_names(config),
+        *check_job(config.slurm),
     ]
 
 

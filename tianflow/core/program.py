@@ -59,6 +59,9 @@ class LauncherCapabilities:
     """A host process obeys `HostSpec.cores`."""
     nodes: bool = False
     """Hosts of actors run on other machines."""
+    on_gpu: str = ""
+    """What is accepted instead of a GPU that this machine does not have, in words; "": not known.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +90,15 @@ class HostPlan:
     """Seconds of training so far, those before a resume included."""
     rendezvous: Path | None = None
     """The file through which the ranks of a learner find each other; None for one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What a batch system says of a job."""
+
+    text: str
+    """In its words, for example ``pending (Resources)``."""
+    ended: bool = False
+    """True once the job is over, and does not return to the queue."""
+    code: int = 0
+    """Exit code of an ended job."""

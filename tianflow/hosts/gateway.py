@@ -48,6 +48,7 @@ from tianflow.core.layout import written_rows
 from tianflow.core.payloads import NO_VERSION, Version
 from tianflow.errors import BrokenChannelError, ConfigError
 from tianflow.hosts import event_loop as loops
+from tianflow.hosts.signals import outlive_sigterm
 
 BEAT_S = 1.0
 """Seconds between two signs of life on the link of a node, and two reports of its traffic."""
@@ -358,6 +359,7 @@ def main(payload: bytes, descriptors: Sequence[int]) -> int:
         payload: a packed `StartGateway`.
         descriptors: the end of the link, the slots, the weights, doorbells.
     """
+    outlive_sigterm()
     start = MESSAGES.decode(msgpack.unpackb(payload, strict_map_key=False))
     if not isinstance(start, StartGateway):
         raise BrokenChannelError(f"a gateway starts with StartGateway, not {type(start).__name__}")

@@ -52,6 +52,7 @@ from tianflow.exchange.shards import ShardEnd
 from tianflow.hosts import event_loop as loops
 from tianflow.hosts.component_host import ComponentHost, as_run_error
 from tianflow.hosts.log_records import LinkLogHandler
+from tianflow.hosts.signals import outlive_sigterm
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
@@ -308,6 +309,7 @@ def main(payload: bytes, descriptors: Sequence[int]) -> int:
         payload: a packed `StartHost`.
         descriptors: those of `tianflow.interfaces.Connection`, in its order.
     """
+    outlive_sigterm()
     start = MESSAGES.decode(msgpack.unpackb(payload, strict_map_key=False))
     if not isinstance(start, StartHost):
         raise BrokenChannelError(f"a host starts with StartHost, not {type(start).__name__}")

@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
+import urllib.parse
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 NAME = "control.json"
 SERVICE = "service.json"
 LARGEST = 64 * 1024
 """Bytes of a file that are read at most."""
+ANSWER_S = 2.0
+"""Seconds within which another machine accepts a connection."""
 
 
 def process_start_time(pid: int) -> int | None:
@@ -32,6 +36,24 @@ def process_start_time(pid: int) -> int | None:
     fields = text.rpartition(")")[2].split()
     # A zombie has ended; its parent has not read its exit status yet.
     return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def machine_id() -> str:
+    """An id of this machine since it was booted; "" without /proc."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _listens(address: str) -> bool:
+    """True if a server accepts connections at an HTTP address."""
+    try:
+        parts = urllib.parse.urlsplit(address)
+        with socket.create_connection((parts.hostname or "", parts.port or 80), ANSWER_S):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +84,9 @@ class ProcessIdentity:
 class ControlFile:
     """The address and tokens of a run (``run`` is "" for a service).
 
-    ``pid`` and ``start_time`` together identify one process, because a pid is reused. ``token``
-    allows everything, ``read_token`` reading only; both are "" if the server requires none.
+    ``pid`` and ``start_time`` together identify one process of ``machine``, because a pid is
+    reused. ``token`` allows everything, ``read_token`` reading only; both are "" if the server
+    requires none.
     """
 
     run: str
@@ -72,6 +95,7 @@ class ControlFile:
     address: str
     token: str
     read_token: str
+    machine: str = field(default_factory=machine_id)
 
     @classmethod
     def read(cls, directory: Path, name: str = NAME) -> ControlFile | None:
@@ -89,7 +113,13 @@ class ControlFile:
     @property
     def _possible(self) -> bool:
         """True if every field has its type: another program may have written the file."""
-        texts: tuple[object, ...] = (self.run, self.address, self.token, self.read_token)
+        texts: tuple[object, ...] = (
+            self.run,
+            self.address,
+            self.token,
+            self.read_token,
+            self.machine,
+        )
         numbers = (self.pid, 0 if self.start_time is None else self.start_time)
         return (
             all(isinstance(text, str) and text.isprintable() for text in texts)
@@ -99,7 +129,11 @@ class ControlFile:
 
     @property
     def alive(self) -> bool:
-        """True while the process that wrote the file exists."""
+        """True while the process that wrote the file exists. That of another machine, as in a
+        directory that several machines share, exists while it accepts connections.
+        """
+        if self.machine != machine_id():
+            return _listens(self.address)
         return ProcessIdentity(self.pid, self.start_time).alive
 
     @property
