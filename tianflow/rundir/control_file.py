@@ -13,7 +13,7 @@ import socket
 import stat
 import urllib.parse
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 NAME = "control.json"
@@ -38,12 +38,16 @@ def process_start_time(pid: int) -> int | None:
     return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 
-def machine_id() -> str:
+def _machine_id() -> str:
     """An id of this machine since it was booted; "" without /proc."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+MACHINE = _machine_id()
+"""It is read once: an event loop must not read files, and a process does not outlive a boot."""
 
 
 def _listens(address: str) -> bool:
@@ -95,7 +99,7 @@ class ControlFile:
     address: str
     token: str
     read_token: str
-    machine: str = field(default_factory=machine_id)
+    machine: str = MACHINE
 
     @classmethod
     def read(cls, directory: Path, name: str = NAME) -> ControlFile | None:
@@ -132,7 +136,7 @@ class ControlFile:
         """True while the process that wrote the file exists. That of another machine, as in a
         directory that several machines share, exists while it accepts connections.
         """
-        if self.machine != machine_id():
+        if self.machine != MACHINE:
             return _listens(self.address)
         return ProcessIdentity(self.pid, self.start_time).alive
 
