@@ -54,7 +54,7 @@ def only_problem(*overrides: str, tables: dict[str, Any] = TABLES) -> Problem:
 
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_every_shipped_config_loads(name: str) -> None:
-    assert name.rpartition("_")[2] in (load_config(name).algorithm.name, "apex", "seed")
+    assert name.rpartition("_")[2] in (load_config(name).algorithm.name, "apex", "seed", "gpu")
 
 
 def test_a_shipped_config_is_found_by_name_or_by_file() -> None:

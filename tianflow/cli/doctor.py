@@ -25,6 +25,7 @@ EXTRAS = {
     "mujoco": "mujoco",
     "onnx": "onnxscript",
     "plots": "matplotlib",
+    "ray": "ray",
     "tensorboard": "tensorboard",
     "video": "moviepy",
     "wandb": "wandb",
