@@ -64,6 +64,8 @@ class TroubledRun(FakeRun):
         self.train(1, seconds=0.0, bound=-1)
         self.commit(1)
         self.ledger.drop_open("straggler")
+        self.commit(1)
+        self.ledger.drop_open("node_lost")
         self.last_update = time.time() - 1000.0
         self.restarts["actors-0", "died"] = self.restarts.get(("actors-0", "died"), 0) + 1
         self.checkpoint = replace(
