@@ -849,8 +849,8 @@ class OnNode(Protocol):
 
     @property
     def cause(self) -> str:
-        """Why the host ended, if its node is the reason: ``node_lost`` or ``node_left``; else
-        empty.
+        """Why the host ended, or is about to, if its node is the reason: ``node_lost``,
+        ``node_left`` or ``moved``; else empty.
         """
 
 

@@ -237,7 +237,7 @@ def test_slots_that_are_added_are_pinned_too(runtime: Runtime) -> None:
 
 
 def test_slots_are_pinned_as_far_as_the_memory_limit_lets_them_grow(runtime: Runtime) -> None:
-    """A live change of the number of actors adds slots; beyond the limit there are none."""
+    """A live change of the number of actors adds slots, up to the limit of memory."""
     each = aligned(LAYOUT.nbytes)
 
     def config(actors: int) -> Config:

@@ -53,7 +53,7 @@ def clustered(record: Path, inference: str) -> dict[str, Any]:
 
 
 def gateway_pid(run: Run) -> int:
-    """The process of the gateway; 0 while there is none."""
+    """Pid of the gateway; 0 while it does not run."""
     return next(
         (
             entry.pid

@@ -52,9 +52,10 @@ from tianflow.channels.node_messages import (
 )
 from tianflow.channels.shm import SharedTransport
 from tianflow.core.payloads import EnvironmentSpec, Grant, Version
+from tianflow.core.program import MOVED, NODE_LEFT, NODE_LOST
 from tianflow.errors import RunError
 from tianflow.interfaces import LiveSettings, MessageLink, RunView
-from tianflow.launchers.hub import MOVED, NODE_LEFT, NODE_LOST, NodeHub, NodeSeat, python_version
+from tianflow.launchers.hub import NodeHub, NodeSeat, python_version
 from tianflow.planning.validation import require_valid
 
 T = TypeVar("T")

@@ -94,10 +94,10 @@ class Keys:
         return cls(*zmq.curve_keypair(), *zmq.curve_keypair())
 
     @classmethod
-    def of(cls, texts: Mapping[str, str], origin: str = "") -> Keys:
+    def of(cls, texts: Mapping[str, str]) -> Keys:
         """The keys that `texts` gave."""
         public, secret, client, other = (texts[name].encode("ascii") for name in KEY_FIELDS)
-        return cls(public, secret, client, other, origin)
+        return cls(public, secret, client, other)
 
     @property
     def texts(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tianflow.core.payloads import HEARTBEAT_S, Activity
-from tianflow.core.program import ComponentSpec, HostSpec
+from tianflow.core.program import MOVED, NODE_LEFT, NODE_LOST, ComponentSpec, HostSpec
 from tianflow.errors import RunError
 from tianflow.interfaces import OnNode
 from tianflow.logs import logger
@@ -33,7 +33,7 @@ thread than its heartbeats.
 """
 MIN_SILENCE_S = 5.0
 """Minimum limit for the silence of a host with environments: a busy machine delays heartbeats."""
-NODE_GONE = ("node_lost", "node_left", "moved")
+NODE_GONE = (NODE_LOST, NODE_LEFT, MOVED)
 """Reasons for the end of a host on another machine that do not count as failures of the host."""
 RANK_LOST = "rank_lost"
 """Reason for the end of a host whose group has lost another one."""

@@ -10,6 +10,10 @@ from typing import Literal
 
 from tianflow.core.payloads import NO_VERSION, EnvironmentSpec, TrajectoryLayout, Version
 
+NODE_LOST, NODE_LEFT, MOVED = "node_lost", "node_left", "moved"
+"""Why a host on a node ended, if not by itself: its node was lost, or left, or another node has
+more free cores.
+"""
 Role = Literal["learner", "rank", "actor", "evaluator", "replay", "inference"]
 
 

@@ -55,6 +55,7 @@ from tianflow.channels.node_messages import (
 )
 from tianflow.channels.stream import ReliableStream
 from tianflow.core.payloads import NO_VERSION, Version
+from tianflow.core.program import MOVED, NODE_LEFT, NODE_LOST
 from tianflow.core.statistics import NodeStatistics
 from tianflow.errors import BrokenChannelError, RunError
 from tianflow.interfaces import Connection
@@ -66,10 +67,6 @@ if TYPE_CHECKING:
     from tianflow.core.payloads import Grant
     from tianflow.interfaces import MessageLink, RunView
 
-NODE_LOST, NODE_LEFT, MOVED = "node_lost", "node_left", "moved"
-"""Why a host on a node ended, if not by itself: its node was lost, or left, or another node has
-more free cores.
-"""
 TAKEN_S = 3.0
 """Seconds without a word after which another process may take the name of a node."""
 CHECK_S = 0.5
@@ -219,7 +216,7 @@ class Node:
         self.traffic: NodeTraffic | None = None
         self._handlers = Handlers(
             {
-                NodeReady: lambda _: self._works(),
+                NodeReady: lambda _: self._became_ready(),
                 NodeUnable: lambda message: hub.refuse(self, message.reason),
                 NodeLeaves: lambda _: hub.leave(self),
                 HostForked: self._forked,
@@ -314,7 +311,7 @@ class Node:
     # Hosts
     # ----------------------------------------------------------------------------------------------
 
-    def _works(self) -> None:
+    def _became_ready(self) -> None:
         self.ready = True
         log.info("a node works", node=self.name, cores=self.cores)
         self._hub.changed()
@@ -346,7 +343,7 @@ class Node:
 
 class NodeSeat:
     """A place for one host on a node: the part of `tianflow.interfaces.Transport` by which
-    `tianflow.launchers.remote.HostHandleOverLink` starts a host.
+    `tianflow.launchers.remote.RemoteHost` starts a host.
     """
 
     address = "shm://"
