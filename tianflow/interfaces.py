@@ -892,6 +892,14 @@ StartProcess: TypeAlias = Callable[[str, bytes, Sequence[int]], Awaitable[HostPr
 class NodesView(Protocol):
     """The nodes of a run."""
 
+    @property
+    def arrived(self) -> int:
+        """Processes that asked to be nodes, or to continue as one."""
+
+    @property
+    def refused(self) -> int:
+        """Processes that were not admitted, or could not make the environment."""
+
     def statistics(self) -> Mapping[str, NodeStatistics]:
         """The nodes now, by name."""
 

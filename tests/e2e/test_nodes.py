@@ -7,7 +7,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -167,100 +168,120 @@ def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(
     assert not (run.directory / NAME).exists()
 
 
-def node_on(live: LiveRun, machine: Machine, folder: Path) -> NodeProcess:
-    return NodeProcess(
-        live.directory / NAME, machine.name, folder / f"{machine.name}.log", wrap=machine.command
-    )
-
-
-def of_node(live: LiveRun, name: str, machine: str, *labels: str) -> float:
-    """A metric of a node. Labels are sorted by name: kind, node."""
-    return live.metric(name, *labels, machine)
+@contextmanager
+def cluster(
+    folder: Path, **settings: object
+) -> Iterator[tuple[LiveRun, Mapping[str, Machine], list[NodeProcess]]]:
+    """A run on a head with two nodes, each a machine with a cable. Nodes that are not lost have to
+    leave in order at its end.
+    """
+    require_machines()
+    with (
+        machines("head", "one", "two") as network,
+        run(
+            folder,
+            machine=network["head"],
+            placement__launcher="nodes",
+            cluster__expect=2,
+            cluster__lease_s=CABLE_LEASE_S,
+            **settings,
+        ) as live,
+    ):
+        join = live.directory / NAME
+        live.until("the join file", join.exists)
+        pair = [
+            NodeProcess(join, name, folder / f"{name}.log", wrap=network[name].command)
+            for name in ("one", "two")
+        ]
+        with nodes(*pair):
+            yield live, network, pair
+            for node in pair:
+                assert node.leave() == 0, node.output
 
 
 def test_machines_train_and_weights_cross_each_cable_once(tmp_path: Path) -> None:
     """Each published version crosses each cable once: the bytes that its interface has counted are
     those of the weights that its node was sent, and little else.
     """
-    require_machines()
-    with (
-        machines("head", "one", "two") as network,
-        run(
-            tmp_path,
-            machine=network["head"],
-            env__id="CartPole-v1",
-            env__num_envs=16,
-            network__hidden=[64, 64],
-            actors__rollout_steps=128,
-            actors__count=2,
-            algorithm__epochs=4,
-            algorithm__minibatch_size=256,
-            algorithm__batch_trajectories=1,
-            placement__launcher="nodes",
-            cluster__expect=2,
-            cluster__lease_s=CABLE_LEASE_S,
-        ) as live,
-    ):
-        live.until("the join file", (live.directory / NAME).exists)
-        pair = [node_on(live, network[name], tmp_path) for name in ("one", "two")]
-        with nodes(*pair):
-            live.until_training()
-            before = counted(live, network)
-            updates = live.until_training(more=100)
-            after = counted(live, network)
-            version = after["learner"][0] / (updates + 1)
-            slack = 10 * version + 100_000  # the gateway reports what it has sent each second
-            for name in ("one", "two"):
-                crossed, weights, messages = (
-                    after[name][place] - before[name][place] for place in range(3)
-                )
-                published = after["learner"][0] - before["learner"][0]
-                assert 0.2 * published < weights <= 1.1 * published + slack
-                assert crossed <= 1.1 * (weights + messages) + slack
-            live.until("it has learned", lambda: live.status()["returns"]["mean"] >= 475.0)
-            live.interrupt()
-            assert live.result["trajectories"]["dropped"].keys() <= {"stopped"}
-            for node in pair:
-                assert node.leave() == 0, node.output
+    with cluster(
+        tmp_path,
+        env__id="CartPole-v1",
+        env__num_envs=16,
+        network__hidden=[64, 64],
+        actors__rollout_steps=128,
+        actors__count=2,
+        algorithm__epochs=4,
+        algorithm__minibatch_size=256,
+        algorithm__batch_trajectories=1,
+    ) as (live, network, _):
+        live.until_training()
+        before = counted(live, network)
+        updates = live.until_training(more=100)
+        after = counted(live, network)
+        version = after["learner"][0] / (updates + 1)
+        slack = 10 * version + 100_000  # the gateway reports what it has sent each second
+        for name in ("one", "two"):
+            crossed, weights, messages = (
+                after[name][place] - before[name][place] for place in range(3)
+            )
+            published = after["learner"][0] - before["learner"][0]
+            assert 0.2 * published < weights <= 1.1 * published + slack
+            assert crossed <= 1.1 * (weights + messages) + slack
+        live.until("it has learned", lambda: live.status()["returns"]["mean"] >= 475.0)
+        live.interrupt()
+        assert live.result["trajectories"]["dropped"].keys() <= {"stopped"}
 
 
 def test_a_cable_may_be_out_for_less_than_the_lease(tmp_path: Path) -> None:
     """Nothing is lost then. Longer, and the node is lost: its actors work elsewhere until it is
     back.
     """
-    require_machines()
-    with (
-        machines("head", "one", "two") as network,
-        run(
-            tmp_path,
-            machine=network["head"],
-            placement__launcher="nodes",
-            cluster__expect=2,
-            cluster__lease_s=CABLE_LEASE_S,
-        ) as live,
-    ):
-        live.until("the join file", (live.directory / NAME).exists)
-        pair = [node_on(live, network[name], tmp_path) for name in ("one", "two")]
-        with nodes(*pair):
-            live.until_training()
-            with network["one"].unplugged():
-                time.sleep(1.0)  # its length is the experiment
-            live.until("it is heard", lambda: of_node(live, "node_silent_seconds", "one") < 1.0)
-            live.until_training(more=5)
-            assert live.restarts() == 0
-            assert live.metric("trajectories_dropped_total", "node_lost") == 0
-            network["one"].unplug()
-            live.until("it is lost", lambda: live.metric("node_hosts", "two") == 2)
-            live.until_training(more=5)
-            assert live.metric("component_restarts_total", "actors-0", "node_lost") + live.metric(
-                "component_restarts_total", "actors-1", "node_lost"
-            )
-            network["one"].plug()
-            live.until("it is back", lambda: live.metric("node_hosts", "one") == 1)
-            live.until_training(more=5)
-            assert live.metric("staleness_violations_total") == 0
-            for node in pair:
-                assert node.leave() == 0, node.output
+    with cluster(tmp_path) as (live, network, _):
+        live.until_training()
+        with network["one"].unplugged():
+            time.sleep(1.0)  # its length is the experiment
+        live.until("it is heard", lambda: live.metrics()["node_silent_seconds", "one"] < 1.0)
+        live.until_training(more=5)
+        assert live.restarts() == 0
+        assert live.metric("trajectories_dropped_total", "node_lost") == 0
+        network["one"].unplug()
+        live.until("it is lost", lambda: live.metric("node_hosts", "two") == 2)
+        live.until_training(more=5)
+        assert live.metric("component_restarts_total", "actors-0", "node_lost") + live.metric(
+            "component_restarts_total", "actors-1", "node_lost"
+        )
+        network["one"].plug()
+        live.until("it is back", lambda: live.metric("node_hosts", "one") == 1)
+        live.until_training(more=5)
+        assert live.metric("staleness_violations_total") == 0
+
+
+def test_a_node_that_cannot_make_the_environment_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "only_on_the_head.py").write_text("from tests.support.oracle import EchoEnv as Env")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = clustered(tmp_path / "record", "local")
+    config["env"]["id"] = "only_on_the_head:Env"
+
+    async def scenario() -> NodeProcess:
+        async with api.open_run(config, runs_dir=tmp_path) as handle:
+            run = handle.run
+            join = run.directory / NAME
+            await until_true(run, join.exists)
+            node = NodeProcess(join, "a", tmp_path / "a.log")
+            with nodes(node):
+                await until_true(run, lambda: node.process.poll() is not None)
+            assert run.control.statistics().nodes == {}
+            assert run.control.statistics().nodes_refused == 1
+            run.lifecycle.end("done", "test")
+            await handle.wait()
+            return node
+
+    node = asyncio.run(scenario())
+    assert node.process.returncode == 2
+    assert "No module named 'only_on_the_head'" in node.output
+    assert "a node cannot make the environment" in caplog.text
 
 
 def counted(live: LiveRun, network: Mapping[str, Machine]) -> dict[str, tuple[float, ...]]:

@@ -213,7 +213,7 @@ def test_a_process_that_does_not_fit_is_refused_with_the_reason(
         (refused,) = world.of(RefuseNode)
         assert reason in refused.reason
         assert not refused.again
-        assert world.hub.refused == 1
+        assert (world.hub.arrived, world.hub.refused) == (1, 1)
         assert world.hub.statistics() == {}
 
     play(scenario)

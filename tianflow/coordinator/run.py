@@ -164,7 +164,7 @@ class Run:
             target=self.target,
             hosts=self.hosts,
             usage=self._usage,
-            nodes=lambda: {} if self.inbox.nodes is None else self.inbox.nodes.statistics(),
+            nodes=lambda: self.inbox.nodes,
             periodic=self.periodic,
             events=events,
             sinks=sinks,

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from tianflow.coordinator.process_usage import ProcessUsage
     from tianflow.coordinator.registry import ComponentRegistry
     from tianflow.core.payloads import EnvironmentSpec, SavedState
-    from tianflow.core.statistics import NodeStatistics, SinkStatistics
+    from tianflow.core.statistics import SinkStatistics
     from tianflow.exchange.exchange import Exchange
+    from tianflow.interfaces import NodesView
 
 SILENT_S = 3.0 * HEARTBEAT_S
 """A host that is silent for longer makes a run unready."""
@@ -67,7 +68,7 @@ class RunSnapshot:
         target: TargetTracker,
         hosts: HostGroup,
         usage: ProcessUsage,
-        nodes: Callable[[], Mapping[str, NodeStatistics]],
+        nodes: Callable[[], NodesView | None],
         periodic: PeriodicTasks,
         events: Broadcast,
         sinks: Mapping[str, SinkStatistics],
@@ -123,7 +124,7 @@ class RunSnapshot:
         """All numbers, at one moment."""
         now, config, target = time.monotonic(), self._live.config, self._target
         ready, reasons = self.ready()
-        env_steps = self.env_steps
+        env_steps, nodes = self.env_steps, self._nodes()
         statistics = RunStatistics(
             run=self._id,
             state=self._lifecycle.state,
@@ -147,7 +148,9 @@ class RunSnapshot:
             events_dropped=self._events.dropped,
             sinks=dict(self._sinks),
             processes=self._usage.statistics,
-            nodes=self._nodes(),
+            nodes={} if nodes is None else nodes.statistics(),
+            nodes_arrived=0 if nodes is None else nodes.arrived,
+            nodes_refused=0 if nodes is None else nodes.refused,
             events_received=self._events.published,
             generation=self._live.generation,
             settings_changes=self._live.changes,

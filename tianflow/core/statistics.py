@@ -1087,6 +1087,14 @@ class RunStatistics:
     """By name: the coordinator, and each host that is a process of this machine."""
     nodes: Mapping[str, NodeStatistics] = field(default_factory=dict, metadata=parts("node"))
     """By name; empty without nodes."""
+    nodes_arrived: int = field(
+        default=0,
+        metadata=metric("Processes that asked to be nodes, or to continue as one.", kind="counter"),
+    )
+    nodes_refused: int = field(
+        default=0,
+        metadata=metric("Processes that were not admitted as nodes.", kind="counter"),
+    )
     trained_s: float = 0.0
     """Seconds that count towards ``run.max_seconds``."""
     evaluating: bool = False

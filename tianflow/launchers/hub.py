@@ -413,8 +413,8 @@ class NodeHub:
         self._waiting: dict[str, float] = {}
         """Hosts without a place, and since when."""
         self._reported = 0.0
-        self.refused = 0
-        """Processes that were not admitted."""
+        self.arrived = self.refused = 0
+        """See `tianflow.interfaces.NodesView`."""
         self._handlers = Handlers(
             {
                 NodeArrived: self._arrived,
@@ -507,6 +507,7 @@ class NodeHub:
     # ----------------------------------------------------------------------------------------------
 
     def _arrived(self, message: NodeArrived) -> None:
+        self.arrived += 1
         hello = message.hello
         try:
             problem = self._mismatch(hello)
