@@ -89,7 +89,7 @@ def test_a_join_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "join.toml"
     JoinFile("r", "tcp://127.0.0.1:9", Keys.generate()).write(path)
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="other users can read its keys"):
+    with pytest.raises(ConfigError, match="other users can read or change the keys"):
         end(process(path).run())
 
 

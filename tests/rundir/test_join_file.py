@@ -44,7 +44,9 @@ def test_without_keys_there_are_none(tmp_path: Path) -> None:
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = written(tmp_path, Keys.generate())
     path.chmod(mode)
-    with pytest.raises(ConfigError, match=f"mode {mode:04o}: other users can read its keys"):
+    with pytest.raises(
+        ConfigError, match=f"mode {mode:04o}: other users can read or change the keys"
+    ):
         JoinFile.read(path)
 
 

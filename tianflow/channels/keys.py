@@ -10,7 +10,7 @@ import re
 import secrets
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,6 +113,44 @@ class Keys:
         return f"Keys({self.fingerprint})"
 
 
+@contextlib.contextmanager
+def private_draft(path: Path, lines: Iterable[str]) -> Iterator[Path]:
+    """A file of mode 0600 with ``lines``, which is on the disk, beside ``path``. It is removed
+    unless the context gives it another name.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)  # it holds keys
+
+
+def read_private(path: Path, largest: int, *, named: str) -> bytes:
+    """The contents of a file that only its owner may read. One byte more than ``largest``: it is
+    larger.
+
+    Raises:
+        ConfigError: it is not a regular file, or other users can read it. ``named``: what it is.
+        OSError: it cannot be read.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe ends at once
+        mode = os.fstat(file.fileno()).st_mode
+        message, accepted = "", ""
+        if not stat.S_ISREG(mode):
+            message = "is not a regular file"
+        elif mode & 0o077:
+            message = f"has mode {stat.S_IMODE(mode):04o}: other users can read or change the keys"
+            accepted = f"mode 0600: chmod 600 {path}"
+        if message:
+            raise ConfigError([Problem(named, str(path), message, accepted)])
+        return file.read(largest + 1)
+
+
 def read_keys(path: Path | str) -> Keys:
     """The keys in the file ``path``.
 
@@ -121,14 +159,7 @@ def read_keys(path: Path | str) -> Keys:
         OSError: it cannot be read.
     """
     path = Path(path)
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe ends at once
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
-            raise _bad_keys(path, "is not a regular file")
-        if mode & 0o077:
-            message = f"has mode {stat.S_IMODE(mode):04o}: other users can read or change the keys"
-            raise _bad_keys(path, message, f"mode 0600: chmod 600 {path}")
-        data = file.read(KEY_FILE_BYTES + 1)
+    data = read_private(path, KEY_FILE_BYTES, named="key file")
     try:
         table = tomllib.loads(data.decode("ascii"))
         values = [table[name].encode("ascii") for name in KEY_FIELDS]
@@ -141,12 +172,9 @@ def read_keys(path: Path | str) -> Keys:
     except (AttributeError, KeyError, ValueError, zmq.ZMQError):
         valid = False
     if not valid:
-        raise _bad_keys(path, "is not a complete key file", "a file that env-server wrote")
+        message, accepted = "is not a complete key file", "a file that env-server wrote"
+        raise ConfigError([Problem("key file", str(path), message, accepted)])
     return Keys(values[0], values[1], values[2], values[3], str(path))
-
-
-def _bad_keys(path: Path, message: str, accepted: str = "") -> ConfigError:
-    return ConfigError([Problem("key file", str(path), message, accepted)])
 
 
 def read_or_make_keys(path: Path | str) -> Keys:
@@ -158,15 +186,11 @@ def read_or_make_keys(path: Path | str) -> Keys:
     if not path.exists():
         keys = Keys.generate()
         lines = [f'{name} = "{getattr(keys, name).decode("ascii")}"\n' for name in KEY_FIELDS]
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.writelines(["# Keys of tianflow env-server and of its clients.\n", *lines])
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):  # another process was first
-                os.link(draft, path)
-        finally:
-            draft.unlink()
+        with (
+            private_draft(
+                path, ["# Keys of tianflow env-server and of its clients.\n", *lines]
+            ) as draft,
+            contextlib.suppress(FileExistsError),
+        ):  # another process was first
+            os.link(draft, path)
     return read_keys(path)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
-import stat
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tianflow.channels.keys import Keys, require_address
+from tianflow.channels.keys import Keys, private_draft, read_private, require_address
 from tianflow.errors import ConfigError, Problem
 
 NAME = "join.toml"
@@ -34,16 +30,10 @@ class JoinFile:
         lines = [f'run = "{self.run}"\n', f'address = "{self.address}"\n']
         if self.keys is not None:
             lines += [f'{name} = "{getattr(self.keys, name).decode()}"\n' for name in _SECRETS]
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.writelines(["# The nodes of a run of tianflow join with this file.\n", *lines])
+        with private_draft(
+            path, ["# The nodes of a run of tianflow join with this file.\n", *lines]
+        ) as draft:
             draft.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()  # it holds keys
-            raise
 
     @classmethod
     def read(cls, path: Path) -> JoinFile:
@@ -53,27 +43,21 @@ class JoinFile:
             ConfigError: it is not a join file, or other users can read it.
             OSError: it cannot be read.
         """
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                raise _bad(path, "is not a regular file")
-            if mode & 0o077:
-                message = f"has mode {stat.S_IMODE(mode):04o}: other users can read its keys"
-                raise _bad(path, message, f"mode 0600: chmod 600 {path}")
-            data = file.read(LARGEST + 1)
+        data = read_private(path, LARGEST, named="join file")
         try:
             table = tomllib.loads(data.decode("ascii"))
             run, address = table.pop("run"), table.pop("address")
             require_address(address, path="address")
             public, client, secret = (table.pop(name, "").encode("ascii") for name in _SECRETS)
         except (AttributeError, KeyError, ValueError, ConfigError):
-            raise _bad(path, "is not a join file", "the join.toml of an active run") from None
+            raise _bad(path) from None
         lengths = {len(public), len(client), len(secret)}
         if table or not isinstance(run, str) or lengths not in ({0}, {40}) or len(data) > LARGEST:
-            raise _bad(path, "is not a join file", "the join.toml of an active run")
+            raise _bad(path)
         keys = Keys(public, b"", client, secret, str(path)) if public else None
         return cls(run, address, keys)
 
 
-def _bad(path: Path, message: str, accepted: str = "") -> ConfigError:
-    return ConfigError([Problem("join file", str(path), message, accepted)])
+def _bad(path: Path) -> ConfigError:
+    accepted = "the join.toml of an active run"
+    return ConfigError([Problem("join file", str(path), "is not a join file", accepted)])
