@@ -161,7 +161,9 @@ def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(
     run = asyncio.run(scenario())
     ledger = run.exchange.ledger.snapshot()
     assert ledger.violations == 0
-    assert ledger.dropped["node_lost"] > 0
+    # A lost node has two hosts. Whether one of them has an open trajectory then is chance; the
+    # witness has compared every trajectory.
+    assert gone(run, "node_lost") >= 2 * sum(map(troubles.count, ("kill", "lose", "both")))
     assert {"died", "silent", "env_hang"}.isdisjoint(
         why for host, why in run.hosts.restarts if host.startswith("actors")
     )
