@@ -248,12 +248,27 @@ def test_numbers_that_arrive_late_or_become_long_move_nothing(
         counts | {"mean": 123.4, "p99": 1234, "max": 1234, "min": 100},
     ]
     phase = [0]
+    states = ["busy", "waiting", "idle", "blocked:draw"]
+    shares = dict.fromkeys(states, 1.0 / len(states))
+    diagnoses: list[dict[str, object]] = [
+        {"verdict": "starting", "advice": "wait", "for_s": 0.1, "suggested": {}, "shares": {}},
+        {
+            "verdict": "sampling-bound",
+            "advice": "the learner waits 37% of the time, actors 12%; " * 12,
+            "for_s": 12345.6,
+            "suggested": {"actors.count": 123, "actors.hosts": 123, "balance.max_staleness": 123},
+            "steps_per_s": 123456.7,
+            "forecast_steps_per_s": 234567.8,
+            "shares": {"learner": shares, "actor": shares, "replay": shares},
+        },
+    ]
 
     def replaced(route: Route) -> None:
         answer = route.fetch()
         document = answer.json()
         number = phase[0]
         document["staleness"] |= phases[number]
+        document["diagnosis"] = diagnoses[number % 2]
         if number < 1:
             del document["staleness"]["violations"]
         evaluation = {"mean_return": 123.4, "version": 10.0}

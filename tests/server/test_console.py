@@ -17,6 +17,7 @@ from yarl import URL
 
 from tests.server.test_run_server import READ, RUN, Client, client_of, problem
 from tests.support.fakes_run import FakeRun
+from tianflow.core.statistics import VERDICTS
 from tianflow.observability.recorder import Recorder
 from tianflow.rundir.history import LIMIT, NAME, HistoryFile, read_rows, thinned
 from tianflow.server.common import console
@@ -215,3 +216,9 @@ def test_thinning_keeps_short_histories() -> None:
     rows: list[dict[str, Any]] = [{"t": float(t)} for t in range(5)]
     assert rows == thinned(rows, 5)
     assert [1.0, 3.0, 4.0] == [row["t"] for row in thinned(rows, 4)]
+
+
+def test_each_verdict_has_a_headline() -> None:
+    named = SOURCES["words.js"].split("const VERDICTS = {")[1].split("};")[0]
+    headlines = set(re.findall(r'^  "?([a-z-]+)"?: "', named, re.MULTILINE))
+    assert set(VERDICTS) | {"unknown"} <= headlines

@@ -16,13 +16,14 @@ export class DiagnosisPanel {
     this.tag = h("span", { class: "tag" });
     this.advice = h("p", { class: "advice" });
     this.suggestions = h("ul", { class: "suggestions" });
-    this.bars = h("div", { class: "bars" });
+    this.says = h("div", { class: "says", ...scrolls("Verdict") }, this.title, this.tag, this.advice, this.suggestions);
+    this.bars = h("div", { class: "bars", ...scrolls("Shares of time") });
     this.shown = "";
     this.node = h(
       "section",
       { class: "card diagnosis", "aria-labelledby": "diagnosis-title" },
       h("h2", { id: "diagnosis-title" }, "Diagnosis"),
-      h("div", { class: "halves" }, h("div", { class: "says" }, this.title, this.tag, this.advice, this.suggestions), this.bars),
+      h("div", { class: "halves" }, this.says, this.bars),
     );
   }
 
@@ -63,6 +64,11 @@ export class DiagnosisPanel {
     const roles = Object.keys(ROLES).filter((role) => shares[role]);
     this.bars.replaceChildren(...roles.map((role) => bar(ROLES[role], shares[role])));
   }
+}
+
+/** Attributes of a part that a keyboard can scroll. */
+function scrolls(label) {
+  return { tabindex: "0", role: "region", "aria-label": label };
 }
 
 function gainOf(forecast, pace) {

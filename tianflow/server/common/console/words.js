@@ -6,6 +6,7 @@ export const ENDED = ["done", "failed", "stopped"];
 const VERDICTS = {
   "sampling-bound": "The learner waits for the actors",
   "learning-bound": "The actors wait for the learner",
+  "inference-bound": "The actors wait for inference servers",
   "transport-bound": "Most of the time is spent in transit",
   "balance-bound": "Actors and learner wait in turn",
   balanced: "Neither actors nor learner wait",
