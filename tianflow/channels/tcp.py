@@ -232,19 +232,18 @@ class TcpListener:
         """
 
         def drain() -> bool:
+            while _readable(self._zap):
+                self._authenticate()
+            if _readable(self._monitor):
+                self._observe()
+                if self.changed:
+                    self.changed = False
+                    ended()
             for _ in range(TURN):
-                ready = dict(zmq.zmq_poll(self._watched, 0))
-                if self._zap in ready:
-                    self._authenticate()
-                if self._monitor in ready:
-                    self._observe()
-                    if self.changed:
-                        self.changed = False
-                        ended()
-                if self._socket in ready and (found := self._receive_nowait()) is not None:
-                    handle(*found)
-                if self._reader is None or not ready:
+                if self._reader is None or not _readable(self._socket):
                     return True
+                if (found := self._receive_nowait()) is not None:
+                    handle(*found)
             return False
 
         self._reader = LoopReader([self._socket, self._zap, self._monitor], drain)
