@@ -479,7 +479,7 @@ def played(environment, steps):
 def test_returns_of_atari_are_scores_and_only_rewards_for_learning_are_clipped(clipping):
     limit = {"max_num_frames_per_episode": 400, "img_height": 42, "img_width": 42}
     given = {} if clipping is None else {"reward_clipping": clipping}
-    environment = make(config("ALE/MsPacman-v5", kwargs={**limit, **given}).env)
+    environment = make(config("ALE/MsPacman-v5", kwargs={**limit, **given}, num_envs=1).env)
     clips = clipping is not False
     assert clips == environment.spec.clips_rewards
     reward, episodes = played(environment, 102)

@@ -25,7 +25,6 @@ from tianflow.observability import recorder as recording
 from tianflow.observability.recorder import Recorder, recorded, staleness_between
 from tianflow.report.page import page
 from tianflow.report.records import read
-from tianflow.rundir.audit_log import RECORDS_IN_MEMORY
 from tianflow.rundir.history import MARKS, NAME, HistoryFile, merged, read_rows, thinned
 
 IMPORTED = tianflow.api
@@ -418,13 +417,15 @@ async def test_evaluations_and_changes_are_marks_once(fake: FakeRun, tmp_path: P
 
 
 async def test_changes_are_marks_however_many_there_were_before(
-    fake: FakeRun, tmp_path: Path
+    fake: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tests.support.fakes_run.RECORDS_IN_MEMORY", 200)
+
     def change(times: int) -> None:
         for _ in range(times):
             fake.change({"balance": {"max_staleness": 3}}, source="test")
 
-    much = RECORDS_IN_MEMORY + 10
+    much = 210
     line = await recorded_line(
         fake, tmp_path / NAME, lambda: change(much), lambda: change(2), lambda: None
     )

@@ -59,6 +59,11 @@ class _Marks:
 class _Operations(TorchDispatchMode):
     """What is computed, and where: backward, too."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To wrap it for the compiler would import the compiler: 1.5 s in each worker."""
+        return False
+
     def __init__(self, marks: _Marks) -> None:
         super().__init__()
         self._marks = marks
