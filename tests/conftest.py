@@ -24,18 +24,25 @@ from tests.support.effort import FACTOR
 
 REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
 E2E = Path(__file__).parent / "e2e"
-LONG = {
+LONG = (
+    "test_docs.py",
+    "test_slurm.py",
+    "test_console.py",
+    "test_nodes.py",
+    "test_failures.py",
+    "test_simulation.py",
+    "test_serve.py",
+    "test_described.py",
+    "test_ranks.py",
+    "test_ray.py",
+    "test_systemd.py",
+    "test_storm.py",
+    "test_remote.py",
     "test_benchmarks.py",
     "test_counters.py",
     "test_deploy.py",
-    "test_described.py",
-    "test_docs.py",
-    "test_failures.py",
-    "test_remote.py",
-    "test_serve.py",
-    "test_systemd.py",
-}
-"""Modules in ``tests/e2e/`` with tests of half a minute and more."""
+)
+"""Modules in ``tests/e2e/`` with tests of half a minute and more, the longest module first."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background has them ignore SIGINT, and every process they
@@ -89,18 +96,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path == E2E and config.getoption("markexpr") == "not e2e" else None
 
 
+@pytest.hookimpl(trylast=True)  # after `-m` has left tests out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each of two workers begins with half of the long tests, so that it does not end with one
-    while the other has nothing left. With ``--dist worksteal`` the first worker gets the first half
-    of all tests.
+    """Each worker begins with long modules, so that it does not end with a long test while the
+    others have nothing left. The tests of a module stay together, because they share what its
+    fixtures start. With ``--dist worksteal`` each worker first gets an equal part of all tests.
     """
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if not workers:
         return
-    long, others = [], []
+    long: dict[str, list[pytest.Item]] = {name: [] for name in LONG}
+    others = []
     for item in items:
-        (long if item.path.parent == E2E and item.path.name in LONG else others).append(item)
-    first = len(items) // 2 - len(long[::2])
-    items[:] = [*long[::2], *others[:first], *long[1::2], *others[first:]]
+        is_long = item.path.parent == E2E and item.path.name in long
+        (long[item.path.name] if is_long else others).append(item)
+    first: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for place, tests in enumerate(long.values()):
+        first[place % workers] += tests
+    total, items[:] = len(items), []
+    for place, tests in enumerate(first):
+        room = (total - len(items)) // (workers - place) - len(tests)
+        items += tests + others[: max(0, room)]
+        del others[: max(0, room)]
+    items += others
 
 
 def pytest_xdist_auto_num_workers() -> int:
