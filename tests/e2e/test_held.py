@@ -295,6 +295,12 @@ REQUESTS = """async ([run, token]) => {
 }"""
 
 
+def events_handled(page: Page) -> bool:
+    """True, after what the browser has reported meanwhile is known here."""
+    page.wait_for_timeout(20)
+    return True
+
+
 def test_a_page_of_another_origin_cannot_frame_or_ask(live: LiveRun, page: Page) -> None:
     control = live.control
     assert control is not None
@@ -308,7 +314,11 @@ def test_a_page_of_another_origin_cannot_frame_or_ask(live: LiveRun, page: Page)
             )
             assert [0] * 5 == [status for _, status in found], found
             (frame,) = page.main_frame.child_frames
-            assert "chrome-error://chromewebdata/" == frame.url
+            until(
+                "the frame is an error page",
+                lambda: events_handled(page) and frame.url == "chrome-error://chromewebdata/",
+                tell=lambda: frame.url,
+            )
         finally:
             other.shutdown()
     assert "running" == live.status()["state"]
