@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import lz4.block
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -227,6 +228,39 @@ def test_a_trajectory_lies_in_its_slot_before_the_coordinator_hears_of_it() -> N
         assert (camera[4:] == 0).all()
 
     play(scenario)
+
+
+def test_a_compressed_trajectory_lies_in_its_slot_as_it_was() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        arrays = {
+            name: {"lz4": block(array), "dtype": array.dtype.str, "shape": array.shape}
+            for name, array in world.trajectory(3, 5).items()
+        }
+        client.up(1, b"commit", [[1, 3, arrays]])
+        await world.until("it is heard", world.sent)
+        views = world.slots.arena.views(1)
+        for name, array in world.trajectory(3, 5).items():
+            np.testing.assert_array_equal(array, views[name][: len(array)])
+
+    play(scenario)
+
+
+def test_an_array_that_would_need_more_than_its_place_closes_the_connection() -> None:
+    async def scenario(world: World) -> None:
+        client, arrays = await world.join(), world.trajectory(3, 5)
+        bomb = np.zeros(1 << 24, np.uint8)
+        arrays["reward"] = {"lz4": block(bomb), "dtype": "|u1", "shape": bomb.shape}
+        client.up(1, b"commit", [[1, 3, arrays]])
+        await world.until("it is closed", lambda: client.lost is not None)
+        assert [] == world.sent()
+        await world.works()
+
+    play(scenario)
+
+
+def block(array: Any) -> Any:
+    return np.frombuffer(lz4.block.compress(array.tobytes(), store_size=False), np.uint8)
 
 
 def test_a_repeated_message_changes_no_slot_and_is_not_relayed() -> None:

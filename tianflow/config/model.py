@@ -398,9 +398,10 @@ class ClusterSettings(Section):
     """Host name or address by which nodes reach the head; None: that of listen, or of the head's
     route to other machines.
     """
-    encoding: Literal["stacks", "plain"] = "stacks"
+    encoding: Literal["stacks", "lz4", "plain"] = "stacks"
     """Encoding of trajectories on their way. stacks: without the images that stacks of images
-    repeat (observations of bytes [K, height, width]); plain: as they are.
+    repeat (observations of bytes [K, height, width]); lz4: that, and compressed, for slow links;
+    plain: as they are.
     """
     curve: bool = True
     """Encryption and authentication of connections, with keys made for each run (CURVE). false is

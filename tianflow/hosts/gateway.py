@@ -20,6 +20,7 @@ import msgpack
 import numpy as np
 
 from tianflow.channels.arena import answer_fields, at_place, input_rows, row_of
+from tianflow.channels.attachments import Attachments
 from tianflow.channels.doorbell import Doorbell
 from tianflow.channels.frames import MalformedMessageError, Message, encode, joined, nbytes, pieces
 from tianflow.channels.keys import Keys
@@ -41,10 +42,8 @@ from tianflow.channels.messages import (
     StartGateway,
 )
 from tianflow.channels.shm import SharedMemory, SharedWeights, mapped_arena, stored_nbytes
-from tianflow.channels.stacks import is_stacked, restack
 from tianflow.channels.stream import accepts
 from tianflow.channels.tcp import Peer, TcpListener
-from tianflow.core.layout import written_rows
 from tianflow.core.payloads import NO_VERSION, Version
 from tianflow.errors import BrokenChannelError, ConfigError
 from tianflow.hosts import event_loop as loops
@@ -97,10 +96,7 @@ class Gateway:
         bells: Sequence[Doorbell] = (),
     ) -> None:
         self._arena, self._memory = mapped_arena(start.layout, slots), weights
-        self._rows = {
-            length: written_rows(start.layout, length)
-            for length in range(1, start.layout.steps + 1)
-        }
+        self._attachments = Attachments(start.layout)
         self._bells = bells
         self._asking: dict[int, tuple[str, int]] = {}
         """(node, its request) by slot, of requests to inference servers without an answer."""
@@ -341,15 +337,9 @@ class Gateway:
 
     def _store(self, slot: Any, length: Any, arrays: Any) -> None:
         """Write a trajectory into its slot."""
-        if type(slot) is not int or not 0 <= slot < self._arena.slots or length not in self._rows:
-            raise MalformedMessageError(f"there is no slot {slot!r:.20} of length {length!r:.20}")
-        views, rows = self._arena.views(slot), self._rows[length]
-        if not isinstance(arrays, dict) or arrays.keys() != rows.keys():
-            raise MalformedMessageError("a trajectory has other fields than the run")
-        for name, array in arrays.items():
-            place = views[name][: rows[name]]
-            stacked = isinstance(array, dict) and is_stacked(name, views[name].shape, "uint8")
-            (restack if stacked else joined)(place, array)
+        if type(slot) is not int or not 0 <= slot < self._arena.slots:
+            raise MalformedMessageError(f"there is no slot {slot!r:.20}")
+        self._attachments.write(self._arena.views(slot), length, arrays)
 
 
 def main(payload: bytes, descriptors: Sequence[int]) -> int:

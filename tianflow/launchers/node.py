@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ import numpy as np
 
 from tianflow import __version__
 from tianflow.channels.arena import SlotRequests, input_rows, place_of, row_of
-from tianflow.channels.frames import MalformedMessageError, Message, encode, joined, pieces
+from tianflow.channels.attachments import Attachments
+from tianflow.channels.frames import MalformedMessageError, Message, encode, joined
 from tianflow.channels.link import RelayLink
 from tianflow.channels.messages import Granted, Handlers
 from tianflow.channels.node_messages import (
@@ -45,10 +46,8 @@ from tianflow.channels.node_messages import (
     unpack,
 )
 from tianflow.channels.shm import SharedMemory, SharedTransport, SharedWeights
-from tianflow.channels.stacks import is_stacked, unstacked
 from tianflow.channels.stream import ReliableStream
 from tianflow.channels.tcp import RefusedConnectionError, TcpConnection, new_context
-from tianflow.core.layout import written_rows
 from tianflow.core.payloads import NO_VERSION, Version
 from tianflow.errors import (
     BrokenChannelError,
@@ -163,9 +162,7 @@ class Membership:
         self._hosts: dict[int, _Host] = {}
         self._open_slots: dict[int, int] = {}
         """Ticket by slot, of grants to hosts here."""
-        self._stacked: set[str] = set()
-        """Fields that may hold stacks of images."""
-        self._rows: dict[int, Mapping[str, int | None]] = {}
+        self._attachments: Attachments | None = None
         self._progress: dict[int, tuple[int, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers = Handlers(
@@ -378,16 +375,8 @@ class Membership:
             self._unable(str(error))
             return
         self._say_stored()
-        self._rows = {
-            length: written_rows(message.layout, length)
-            for length in range(1, message.layout.steps + 1)
-        }
-        if message.settings.live.config.cluster.encoding == "stacks":
-            self._stacked = {
-                field.name
-                for field in message.layout.fields
-                if is_stacked(field.name, field.shape, field.dtype)
-            }
+        encoding = message.settings.live.config.cluster.encoding
+        self._attachments = Attachments(message.layout, encoding)
         self._servers = self._slots.bells[: message.servers]
         self._requests = SlotRequests(self._slots.arena, index=0, servers=1)
         for bell in self._servers:
@@ -566,17 +555,10 @@ class Membership:
             self._post(message)
 
     def _attachment(self, slot: int, length: int) -> tuple[int, int, dict[str, Any]]:
-        """The written rows of ``slot``, not copied unless they are stacks of images: it gets its
-        next grant only once they have arrived.
-        """
+        """The data of ``slot``. It gets its next grant only once they have arrived."""
         assert self._slots is not None
-        views = self._slots.arena.views(slot)
-        found: dict[str, Any] = {}
-        for name, last in self._rows[length].items():
-            array = views[name][:last]
-            sent = unstacked(array) if name in self._stacked else None
-            found[name] = pieces(array) if sent is None else sent
-        return slot, length, found
+        assert self._attachments is not None
+        return slot, length, self._attachments.of(self._slots.arena.views(slot), length)
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
