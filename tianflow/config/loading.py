@@ -32,6 +32,7 @@ from tianflow.config.portable import TOO_LARGE, unportable
 from tianflow.config.problems import innermost, path_with, problems_of, unknown_key
 from tianflow.config.schedules import SCHEDULED
 from tianflow.core.devices import cores, on_gpu
+from tianflow.core.files import open_regular
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 
@@ -179,7 +180,7 @@ def read_revision(path: Path) -> int:
     still has its revision.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = re.fullmatch(rf"{REVISION}(\d{{1,18}})\r?\n?".encode(), file.readline(64))
     except OSError:
         return 0
