@@ -519,7 +519,11 @@ def _count_actors(tables: Table) -> None:
         return
     placement = tables.get("placement")
     launcher = placement.get("launcher") if isinstance(placement, dict) else None
-    if launcher not in (None, *ON_ONE_MACHINE):
+    if (
+        isinstance(launcher, str)
+        and launcher not in ON_ONE_MACHINE
+        and config_rules.capabilities_of(launcher).nodes
+    ):
         message = f"the launcher {launcher} does not know the cores of its nodes in advance"
         raise ConfigError([Problem("actors.count", "auto", message, "a number")])
     free = cores()
