@@ -509,6 +509,16 @@ def test_a_resume_that_does_not_fit_its_checkpoint_is_refused_and_leaves_every_f
     assert 6 == run(tmp_path, resume="one", run={"max_updates": 6}).summary["updates"]
 
 
+def test_a_resume_writes_no_settings_before_its_learner_works(tmp_path):
+    """What the checks cannot find may still fail; a plain resume continues then."""
+    run(tmp_path, run={"name": "one"})
+    before = contents(tmp_path)
+    prepared = tianflow.api.prepare(cartpole(run={"max_updates": 6}), "one", tmp_path)
+    os.close(prepared.held)
+    assert (False, 1) == (prepared.settings_stored, prepared.revision)
+    assert before == contents(tmp_path)
+
+
 def test_a_run_whose_directory_was_renamed_resumes_under_its_new_name(tmp_path):
     run(tmp_path, run={"name": "one"})
     (tmp_path / "one").rename(tmp_path / "two")

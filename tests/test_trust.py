@@ -99,6 +99,21 @@ def test_a_trusted_environment_is_imported_for_an_evaluation(
     assert (tmp_path / "ran").exists()
 
 
+def test_other_settings_of_an_evaluation_import_only_what_they_name(
+    stranger: Path, tmp_path: Path
+) -> None:
+    policy = tianflow.load_policy(stranger)
+    with pytest.raises(ConfigError, match=r"env\.id.*of_a_stranger.*--trust"):
+        evaluate(policy.for_evaluation(seed=5, sampled=True), episodes=1)
+    for options in (["--seed", "5"], ["--sampled"], ["env.max_failures=5"]):
+        done = CliRunner().invoke(cli.app, ["eval", str(stranger), "--episodes", "1", *options])
+        assert (2, True) == (done.exit_code, "--trust" in done.output)
+    options = ["--episodes", "1", "env.id=CartPole-v1"]
+    done = CliRunner().invoke(cli.app, ["eval", str(stranger), *options])
+    assert 0 == done.exit_code, done.output
+    assert not (tmp_path / "ran").exists()
+
+
 def test_eval_imports_what_is_trusted(stranger: Path) -> None:
     done = CliRunner().invoke(cli.app, ["eval", str(stranger), "--episodes", "1", "--trust"])
     assert 0 == done.exit_code, done.output

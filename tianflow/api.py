@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import inspect
 import json
 import os
 import secrets
@@ -17,7 +16,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tianflow import handle, plugins
 from tianflow.config import loading as config_loading
@@ -25,7 +24,6 @@ from tianflow.config import rules as config_rules
 from tianflow.config import spaces
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 from tianflow.coordinator import Run
-from tianflow.core import devices
 from tianflow.core.jsonable import json_ready
 from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError, RunTimeoutError
@@ -40,6 +38,7 @@ from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import starting, validation
 from tianflow.planning.initial import PATH, InitialState, find_source, initial_state
 from tianflow.planning.layouts import draw_layout, trajectory_layout
+from tianflow.planning.machine import load_launcher, require_machine
 from tianflow.planning.resuming import check_resume
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 from tianflow.rundir.control_file import ControlFile
@@ -579,13 +578,8 @@ def prepare(
     source = None
     if config.run.init_from is not None and checkpoint is None:
         source = find_source(config.run.init_from, runs_dir)
-    launcher = _launcher(config)
-    elsewhere = launcher.capabilities.on_gpu
-    _require_device("learner.device", config.learner.device, elsewhere)
-    _require_gpus_for_ranks(config)
-    if config.central:
-        _require_device("inference.device", config.inference.device)
-        _require_policy_on_device(config)
+    launcher = load_launcher(config)
+    require_machine(config, launcher)
     require_sinks(config)
     if checkpoint is not None:
         checkpoint.require_resumable()
@@ -720,52 +714,6 @@ def _first_checkpoint(
     return store.load(store.publish_data(initial.data, version=Version(0, 0), manifest=manifest))
 
 
-def _launcher(config: Config) -> Launcher:
-    """The launcher that ``config`` names. ConfigError if the name is unknown."""
-    factory: Any = plugins.load(
-        "tianflow.launchers", config.placement.launcher, path="placement.launcher"
-    )
-    return cast("Launcher", factory())
-
-
-def _require_device(path: str, device: str, elsewhere: str = "") -> None:
-    """Refuse a GPU that this machine does not have. This is not a rule of configs: a policy that
-    was trained on a GPU may be loaded here. ``elsewhere``: see `LauncherCapabilities.on_gpu`.
-    """
-    if device.startswith("cuda") and not devices.HAS_GPU:
-        message = "this machine has no NVIDIA GPU"
-        accepted = elsewhere or "auto, cpu, or a machine with a GPU"
-        raise ConfigError([Problem(path, device, message, accepted)])
-    number, count = device.removeprefix("cuda:"), devices.GPUS
-    if number.isdecimal() and count and int(number) >= count:
-        message = f"this machine has {count} GPU{'s' * (count > 1)}, which are numbered from 0"
-        raise ConfigError([Problem(path, device, message, f"cuda:0 to cuda:{count - 1}")])
-
-
-def _require_gpus_for_ranks(config: Config) -> None:
-    """Refuse more ranks than GPUs if the learner is to run on GPUs."""
-    ranks, count = config.learner.ranks, devices.GPUS
-    if ranks > 1 and config.learner.device.startswith("cuda") and count and ranks > count:
-        message = f"each rank needs a GPU, and this machine has {count}"
-        accepted = f"1 to {count}, or learner.device = cpu"
-        raise ConfigError([Problem("learner.ranks", ranks, message, accepted)])
-
-
-def _require_policy_on_device(config: Config) -> None:
-    """Refuse a plug-in algorithm whose policy exists on a CPU only, if servers would ask for
-    another device.
-    """
-    device, name = config.inference.device, config.algorithm.name
-    if device == "cpu" or not devices.HAS_GPU or name in BUILT_IN_ALGORITHMS:
-        return
-    factory: Any = plugins.load("tianflow.algorithms", name, path="algorithm.name")
-    try:
-        inspect.signature(factory.make_policy).bind(config, None, None)
-    except TypeError:
-        message = f"make_policy of {name} takes no device, so its policy works on a CPU only"
-        raise ConfigError([Problem("inference.device", device, message, "cpu")]) from None
-
-
 def _new_name(config: Config) -> str:
     """A name of a run: its algorithm and the time."""
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
@@ -787,7 +735,7 @@ def batch_job(
         ConfigError: the launcher does not exist, or the job cannot be described.
         CheckpointError: ``resume`` does not exist, or the directory of the run is taken.
     """
-    launcher = _launcher(config)
+    launcher = load_launcher(config)
     if not isinstance(launcher, SubmitsRuns):
         return None
     runs_dir = runs_dir.absolute()

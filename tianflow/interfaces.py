@@ -1014,6 +1014,10 @@ class BatchJob(Protocol):
         """
 
     @property
+    def directory(self) -> Path:
+        """Directory of the run."""
+
+    @property
     def outputs(self) -> tuple[Path, Path]:
         """Files that get standard output and standard error of the run."""
 

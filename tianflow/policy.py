@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,12 +101,21 @@ class LoadedPolicy:
             if not path.startswith("env.") or path.startswith("env.normalisation")
         ]:
             raise ConfigError(problems)
-        document = json.loads(self.config.model_dump_json())
+        # Other sections are not read: they may name controllers, sinks and schedules, which would
+        # be imported. An algorithm is required, and has no influence.
+        document = {
+            "env": self.config.env.model_dump(mode="json"),
+            "evaluation": self.config.evaluation.model_dump(mode="json"),
+            "algorithm": {"name": "ppo"},
+        }
         if seed is not None:
             document["evaluation"]["seed"] = seed
         document["evaluation"]["deterministic"] &= not sampled
+        found = load_config(document, given)
         changed = copy.copy(self)
-        changed.config = load_config(document, given)
+        changed.config = self.config.model_copy(
+            update={"env": found.env, "evaluation": found.evaluation}
+        )
         if given:
             changed._enter(_without(self._foreign, given), given)  # noqa: SLF001 - its own class
         return changed

@@ -294,6 +294,8 @@ def test_an_item_without_weight_has_no_gradient_but_a_priority(name: str) -> Non
     assert expected.priorities.tolist() == found.priorities.tolist()
     key = "value_loss" if name in ("sac", "td3") else "loss"
     assert 0.0 == found.statistics[key] < expected.statistics[key]
+    if name in ("sac", "td3"):
+        assert found.statistics["policy_loss"] == expected.statistics["policy_loss"]
 
 
 @every_algorithm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ class FakeJob:
 
     def __init__(self, folder: Path, *states: JobState | Callable[[], JobState]) -> None:
         self._states = iter(states)
+        self.directory = folder / "demo"
         self.outputs = folder / "1.out", folder / "1.err"
         self.cancelled: list[bool] = []
 
@@ -103,6 +105,21 @@ def test_a_second_signal_ends_the_job_at_once(tmp_path: Path) -> None:
     job = FakeJob(tmp_path, sends(signal.SIGINT), sends(signal.SIGTERM), RUNNING, DONE)
     assert 130 == Follower(job).run()
     assert [False, True] == job.cancelled
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept", "code"),
+    [((signal.SIGINT,), 4, 1), ((signal.SIGINT,), 7, 130), ((signal.SIGTERM,) * 2, None, 143)],
+)
+def test_lost_updates_of_a_cancelled_job_outrank_one_signal_and_a_second_one_gives_them_up(
+    tmp_path: Path, numbers: tuple[int, ...], kept: int | None, code: int
+) -> None:
+    (tmp_path / "demo").mkdir()
+    summary = json.dumps({"updates": 7, "checkpoint": kept})
+    (tmp_path / "demo" / "summary.json").write_text(summary)
+    cancelled = JobState("cancelled", ended=True, code=143)
+    states = [sends(number) for number in numbers]
+    assert code == Follower(FakeJob(tmp_path, *states, cancelled)).run()
 
 
 def test_a_job_outlives_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -534,3 +534,22 @@ def test_idle_hosts_of_central_inference_are_named() -> None:
     assert warned in alone
     assert warned not in more
     assert warned not in " ".join(advice(config("actors.count=2", "actors.hosts=2")))
+
+
+# Launchers
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overrides", [(), ("actors.count=auto",)])
+def test_an_object_that_is_not_a_launcher_is_refused_by_path(overrides: tuple[str, ...]) -> None:
+    problem = refused("placement.launcher=os:path", *overrides)["placement.launcher"]
+    assert "is not a launcher: it has no capabilities" == problem.message
+
+
+def test_the_capabilities_of_a_launcher_and_not_its_name_decide_about_counted_actors() -> None:
+    """One from a file of its own may run on one machine, or on several."""
+    one = "tianflow.launchers.processes:ProcessLauncher"
+    several = "tianflow.launchers.nodes:NodeLauncher"
+    assert config(f"placement.launcher={one}", "actors.count=auto").actors.count >= 1
+    problems = refused(f"placement.launcher={several}", "actors.count=auto")
+    assert "does not know the cores of its nodes" in problems["actors.count"].message

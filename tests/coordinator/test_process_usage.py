@@ -96,3 +96,26 @@ async def test_processes_are_read_again_and_again_until_it_is_cancelled(
     await asyncio.wait([running])
     assert {"learner"} == set(usage.statistics)
     assert [7, 9] * 3 == asked[:6]
+
+
+async def test_a_reading_that_fails_costs_itself_and_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process_usage, "EVERY_S", 0.001)
+    asked: list[int] = []
+
+    def read(pid: int) -> ProcessReading:
+        asked.append(pid)
+        if len(asked) <= 3:
+            raise IndexError("list index out of range")
+        return reading(pid, 1.0)
+
+    usage = ProcessUsage(pids=lambda: {"learner": 7}, read=read)
+    running = asyncio.create_task(usage.run())
+    async with asyncio.timeout(10.0):
+        while not usage.statistics:  # noqa: ASYNC110 - a reading tells nobody
+            await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert 1 == caplog.text.count("the processes of the run cannot be measured")

@@ -25,14 +25,22 @@ from tests.coordinator.test_run import World as PlainWorld
 from tianflow.channels.messages import Dropped, ShardAnswer, Stored
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
-from tianflow.coordinator import Run
+from tianflow.coordinator import Run, slot_manager
 from tianflow.coordinator import supervisor as supervising
-from tianflow.core.payloads import DropItems, Holdings, ShardRequest, StoreTrajectory
+from tianflow.core.payloads import (
+    DropItems,
+    Holdings,
+    ShardRequest,
+    StoreTrajectory,
+    Version,
+)
 from tianflow.core.program import HostSpec, LauncherCapabilities
 from tianflow.errors import ConfigError
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.launchers.inline import InlineLauncher
 from tianflow.planning.layouts import draw_layout, trajectory_layout
+from tianflow.replay.rate_limiter import Limiter
+from tianflow.rundir.checkpoints import Checkpoint
 
 REPLAY: Mapping[str, Any] = {
     "shards": 2,
@@ -202,6 +210,29 @@ async def test_what_a_lost_learner_leaves_behind_stays_in_replay(tmp_path: Path)
 
 
 @pytest.mark.asyncio
+def draws_until_an_insert(limiter: Limiter) -> int:
+    """Draws that a table of ``min_size`` items permits after it was filled."""
+    limits, count = limiter.limits, 0
+    while limiter.statistics().size < limits.min_size:
+        assert limiter.may_insert(limits.insert_size)
+        limiter.inserted(limits.insert_size)
+    while limiter.may_draw(limits.draw_size):
+        limiter.drawn(limits.draw_size)
+        count += limits.draw_size
+    return count
+
+
+def test_a_run_that_resumes_without_its_items_draws_as_a_new_one(tmp_path: Path) -> None:
+    """Replay is not saved by default."""
+    settings = apex()
+    before = slot_manager._limiter(settings, None)
+    expected = draws_until_an_insert(before)
+    resumed = Checkpoint(tmp_path, Version(1, 5), {"replay": before.snapshot()})
+    found = slot_manager._limiter(settings, resumed)
+    assert (0, 0.0) == (found.statistics().size, found.statistics().diff)
+    assert expected == draws_until_an_insert(found) > 0
+
+
 async def test_a_changed_ratio_is_in_force_at_once_and_one_that_cannot_work_changes_nothing(
     tmp_path: Path,
 ) -> None:

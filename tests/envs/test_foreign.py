@@ -159,6 +159,19 @@ def test_only_what_a_run_reads_of_infos_is_merged(name: str) -> None:
     assert check(here(name), steps=20).usable
 
 
+def test_infos_of_a_registered_environment_are_merged_as_those_of_a_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Unmergeable-v0", f"{__name__}:Unmergeable")
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    environment = make(EnvSettings(id=spec.id, num_envs=3))
+    row = StepRow({"": np.zeros((3, 2), np.float32)}, np.ones(3, np.bool_), None, {})
+    environment.reset(0, row.observation, None)
+    for _ in range(4):
+        environment.step(np.zeros(3, np.int64), row)
+    assert not environment.has_masks
+
+
 def test_a_check_makes_two_copies_side_by_side() -> None:
     Plain.copies = 0
     assert check(here("Plain"), steps=3).usable

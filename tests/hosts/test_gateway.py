@@ -535,6 +535,29 @@ def test_a_node_hears_whether_the_run_has_ended_or_it_is_lost(*, ended: bool, ki
     play(scenario)
 
 
+def test_an_error_of_the_beats_ends_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes would lose a gateway that does not beat; one that has ended is restarted."""
+
+    def fail(_: Gateway) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tianflow.hosts.gateway.BEAT_S", 0.01)
+    monkeypatch.setattr(Gateway, "_find_lost", fail)
+
+    async def run() -> None:
+        world = World(None, 0)
+        running = asyncio.create_task(world.gateway.run())
+        await asyncio.wait({running}, timeout=PATIENCE_S)
+        world.context.destroy(linger=0)
+        world.link.close()
+        world.slots.close()
+        assert running.done()
+        with pytest.raises(ZeroDivisionError):
+            await running
+
+    asyncio.run(run())
+
+
 def test_what_a_lost_node_still_sends_is_refused() -> None:
     async def scenario(world: World) -> None:
         client = await world.join()

@@ -15,13 +15,15 @@ import torch
 from tests.support.settings import cartpole
 from tests.support.worlds import turns
 from tianflow.channels.shm import SharedTransport
+from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.core.payloads import EnvironmentSpec, Version
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import BrokenChannelError, ConfigError, TianflowError
+from tianflow.hosts import component_host
 from tianflow.hosts.component_host import ComponentHost, as_run_error
 from tianflow.interfaces import HostHandle
-from tianflow.launchers.inline import InlineHost, InlineLauncher
+from tianflow.launchers.inline import InlineHost, InlineLauncher, MemoryEnds
 from tianflow.launchers.remote import RemoteHost, shared_slots
 from tianflow.planning.layouts import trajectory_layout
 from tianflow.planning.validation import require_valid
@@ -68,15 +70,15 @@ def spec() -> EnvironmentSpec:
     return SPEC
 
 
-def make_run(directory: Path) -> Run:
-    layout = trajectory_layout(CONFIG, spec())
+def make_run(directory: Path, config: Config = CONFIG) -> Run:
+    layout = trajectory_layout(config, spec())
     return Run(
         run_id="run",
         directory=directory,
-        config=CONFIG,
+        config=config,
         spec=spec(),
         layout=layout,
-        slots=InlineLauncher().slots(config=CONFIG, layout=layout),
+        slots=InlineLauncher().slots(config=config, layout=layout),
         capabilities=InlineLauncher.capabilities,
     )
 
@@ -180,6 +182,24 @@ async def test_a_slot_of_an_inline_host_stays_in_quarantine_while_its_thread_han
         await first._host.thread_ended
     await turns(2)
     assert 0 == exchange.ledger.snapshot().quarantined_slots
+
+
+async def test_heartbeats_do_not_depend_on_the_interval_of_metrics(
+    tmp_path: Path, wanted: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats, reports = list[object](), list[object]()
+    monkeypatch.setattr(component_host, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(MemoryEnds, "heartbeat", lambda _, activities: beats.append(activities))
+    monkeypatch.setattr(MemoryEnds, "report", lambda _, statistics: reports.append(statistics))
+    metrics = CONFIG.metrics.model_copy(update={"interval_s": 600.0})
+    host, _ = await inline(make_run(tmp_path, CONFIG.model_copy(update={"metrics": metrics})))
+    async with asyncio.timeout(10.0):
+        while len(beats) < 5:  # noqa: ASYNC110 - a heartbeat tells nobody
+            await asyncio.sleep(0.001)
+    assert 1 == len(reports)
+    wanted.set()
+    host.kill()
+    await host.wait()
 
 
 async def test_a_batch_beyond_the_arena_of_an_inline_run_is_refused(tmp_path: Path) -> None:

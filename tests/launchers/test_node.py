@@ -18,6 +18,8 @@ from tianflow.channels.keys import Keys
 from tianflow.channels.node_messages import NodeReady
 from tianflow.channels.tcp import TcpListener
 from tianflow.cli.node import parse_cores
+from tianflow.config.loading import load_config
+from tianflow.core.process_table import carries, processes
 from tianflow.errors import ConfigError
 from tianflow.launchers import node as nodes
 from tianflow.launchers.node import Membership, NodeProcess, RefusedNodeError
@@ -26,6 +28,7 @@ from tianflow.planning import placement
 from tianflow.rundir.join_file import JoinFile
 
 PATIENCE_S = 20.0
+MARK = "TIANFLOW_TEST_NODE"
 
 
 def process(path: Path, *, once: bool = False) -> NodeProcess:
@@ -171,3 +174,38 @@ def test_hosts_are_not_read_while_too_many_messages_wait(
         member._context.destroy(linger=0)
 
     asyncio.run(run())
+
+
+def children() -> list[int]:
+    """Processes that a node of this test has started."""
+    return [
+        entry.pid
+        for entry in processes()
+        if entry.pid != os.getpid() and carries(entry.pid, MARK, str(os.getpid()))
+    ]
+
+
+@pytest.mark.e2e
+def test_a_node_leaves_at_once_while_the_environment_that_it_tries_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before ``env.start_timeout_s``, and without a process of that environment."""
+    monkeypatch.setenv(MARK, str(os.getpid()))
+    path = tmp_path / "join.toml"
+    JoinFile("r", "tcp://127.0.0.1:9", None).write(path)
+    environment = {"id": "tests.support.failing_environments:Hanging"}
+    config = load_config({"env": environment, "algorithm": {"name": "ppo"}})
+    message = SimpleNamespace(settings=SimpleNamespace(live=SimpleNamespace(config=config)))
+
+    async def run() -> None:
+        member = Membership(join=JoinFile.read(path), name="n", cores=1, before="")
+        running = asyncio.create_task(member.run())
+        member._start(member._prepare(cast("Any", message)))
+        async with asyncio.timeout(PATIENCE_S):
+            while not await asyncio.to_thread(children):  # noqa: ASYNC110 - a process tells nobody
+                await asyncio.sleep(0.05)
+            member.leave()
+            assert "left" == await running
+
+    asyncio.run(run())  # waits for the threads, too
+    assert [] == children()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +205,36 @@ def test_a_node_whose_actor_is_gone_already_does_not_start() -> None:
     command = [sys.executable, "-c", BOOT, "1", sys.executable, "-c", "print('started')"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (1, "") == (done.returncode, done.stdout)
+
+
+def test_a_stopped_driver_ends_with_a_coordinator_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "join.toml").write_text(JOIN)
+    order = {"address": "auto", "nodes": 1, "cpus": 1, "run": "demo"}
+    line = json.dumps(order | {"join_file": str(tmp_path / "join.toml")})
+    driver = (
+        "import pathlib, sys\nfrom tianflow.launchers import ray_driver\n"
+        f"here = pathlib.Path({str(tmp_path)!r})\n"
+        "def connect(*_):\n    (here / 'works').touch()\n"
+        "    sys.stdin.read()\n    (here / 'ended').touch()\n"
+        "ray_driver.connect = connect\nray_driver.main()"
+    )
+    coordinator = (
+        "import os, pathlib, signal, subprocess, sys, time\n"
+        f"here = pathlib.Path({str(tmp_path)!r})\n"
+        f"command = [sys.executable, '-c', {driver!r}]\n"
+        "driver = subprocess.Popen(command, stdin=-1, stderr=-3, start_new_session=True)\n"
+        f"driver.stdin.write({line!r}.encode() + b'\\n')\ndriver.stdin.flush()\n"
+        "while not (here / 'works').exists():\n    time.sleep(0.01)\n"
+        "os.kill(driver.pid, signal.SIGSTOP)\n"
+        "os.waitid(os.P_PID, driver.pid, os.WSTOPPED | os.WNOWAIT)\n"
+        "(here / 'stopped').write_text(str(driver.pid))\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", coordinator]) as process:
+        stopped = tmp_path / "stopped"
+        until("the driver is stopped", lambda: stopped.exists() and stopped.read_text())
+        process.kill()
+    try:
+        until("the driver has ended", (tmp_path / "ended").exists, within_s=10)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(stopped.read_text()), signal.SIGKILL)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.checkpoints import checkpoint
 from tests.support.paths import DATA
 from tianflow import api
 from tianflow.cli.main import app
@@ -200,6 +201,27 @@ def test_a_directory_that_is_taken_is_refused_before_a_job_waits(tmp_path: Path)
     config = load_config("cartpole_ppo", ["placement.launcher=slurm", "run.name=demo"])
     with pytest.raises(CheckpointError, match="exists; choose another run.name"):
         api.batch_job(config, None, tmp_path, ())
+
+
+def resumable(folder: Path) -> Path:
+    """The directory of a run that can continue."""
+    path = checkpoint(folder, {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}})
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest |= {"samples": 0, "episodes": 0, "elapsed_s": 0.0}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return path.parent.parent
+
+
+def test_a_resume_that_does_not_fit_its_checkpoint_is_refused_before_a_job_waits(
+    tmp_path: Path, answers: Callable[[Answer], list[tuple[str, ...]]]
+) -> None:
+    called = answers((0, "15", ""))
+    run = resumable(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    arguments = ["--resume", str(run), "network.hidden=[9]", "placement.launcher=slurm"]
+    done = CliRunner().invoke(app, ["train", *arguments, "--runs-dir", str(tmp_path)])
+    assert (2, True) == (done.exit_code, "network.hidden" in done.stderr), done.output
+    assert ([], before) == (called, sorted(tmp_path.rglob("*")))
 
 
 # Submission

@@ -545,6 +545,17 @@ def test_a_straggler_that_does_not_answer_in_time_is_dropped_and_the_batch_begin
     bench.sound()
 
 
+def test_a_slot_of_a_given_up_ticket_is_watched_until_its_holder_gives_it_back() -> None:
+    """Its environment may hang: the patience may end long before the time-out of a step."""
+    bench, slow = straggling()
+    bench.take(now=5.0)
+    bench.take(now=15.0)
+    assert {"straggler": 1} == bench.ledger.snapshot().dropped
+    assert (slow.ticket, slow.slot) in [found[:2] for found in bench.ledger.written_slots()]
+    assert not bench.commit(slow, 0)
+    assert [] == bench.ledger.written_slots()
+
+
 def test_without_a_patience_limit_a_straggler_never_times_out() -> None:
     bench, slow = straggling(patience=None)
     assert Blocked((slow.ticket,), None) == bench.take(now=5.0)

@@ -327,6 +327,8 @@ def test_objects_of_modules_that_are_not_allowed_are_refused(
         ("env", "kwargs", {"url": "http://127.0.0.1:80/", "when": "12:30", "path": "C:\\x"}),
         ("run", "name", "anything"),
         ("run", "init_from", "A-run_1.b"),
+        ("ray", "address", "auto"),
+        ("ray", "address", "local"),
     ],
 )
 def test_installed_and_allowed_names_pass(section: str, key: str, value: object) -> None:
@@ -376,6 +378,8 @@ def test_objects_that_an_allowed_module_imports_are_refused(
         ("run.init_from", "A/checkpoints/v1-0000000004"),
         ("run.init_from", ".."),
         ("run", {"init_from": "~"}),
+        ("ray.address", "10.0.0.1:6379"),
+        ("ray", {"address": "elsewhere:6379"}),
     ],
 )
 def test_places_outside_of_the_run_are_refused_once_by_path(path: str, value: object) -> None:

@@ -85,12 +85,33 @@ async def submit(world: World, config: dict[str, Any], **headers: str) -> tuple[
         ),
         (tables("CartPole-v1", placement={"launcher": "nope"}), "config.placement.launcher", ""),
         (
+            tables("CartPole-v1", placement={"launcher": "slurm"}),
+            "config.placement.launcher",
+            "only `tianflow train` submits",
+        ),
+        (
+            tables("CartPole-v1", learner={"device": "cuda:99"}),
+            "config.learner.device",
+            "this machine has",
+        ),
+        (
+            tables(
+                "CartPole-v1",
+                metrics={"sinks": ["tensorboard"], "kwargs": {"tensorboard": {"nope": 1}}},
+            ),
+            "config.metrics.kwargs.tensorboard.nope",
+            "",
+        ),
+        (
             tables("CartPole-v1", algorithm={"name": "sac"}, replay={"min_size": 10}),
             "config.algorithm.name",
             "",
         ),
     ],
-    ids=["id", "attribute", "raises", "ends", "network", "sink", "controller", "launcher", "box"],
+    ids=[
+        *("id", "attribute", "raises", "ends", "network", "sink", "controller", "launcher"),
+        *("batch", "gpu", "argument", "box"),
+    ],
 )
 async def test_a_run_that_would_fail_at_its_start_is_refused(
     world: World, config: dict[str, Any], path: str, message: str

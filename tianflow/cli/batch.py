@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from tianflow.cli.common import print_error
 from tianflow.errors import ConfigError, Problem, printable
+from tianflow.rundir.summary import lost, read_summary
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -98,8 +99,20 @@ class Follower:
             for tail in self._tails:
                 tail.read()
             if ended is not None:
-                return 128 + self._caught[0] if self._caught else ended.code
+                return self._exit_code(ended.code)
             time.sleep(READ_S)
+
+    def _exit_code(self, code: int) -> int:
+        """The exit code of the command; ``code`` is that of the job.
+
+        Slurm reports a cancelled job without the exit code of its run. As in a run on this machine,
+        lost updates outrank one signal.
+        """
+        if not self._caught:
+            return code
+        if len(self._caught) == 1 and lost(read_summary(self._job.directory) or {}):
+            return 1
+        return 128 + self._caught[0]
 
     def _show(self, text: str) -> None:
         if text != self._shown:

@@ -182,7 +182,9 @@ def train(
             _passed_on(http=http, json_line=json_line, require_target=require_target),
         )
         if dry_run or job is not None:
-            raise typer.Exit(_submit(job, settings, runs_dir, dry_run=dry_run, until_eof=until_eof))
+            raise typer.Exit(
+                _submit(job, settings, resume, runs_dir, dry_run=dry_run, until_eof=until_eof)
+            )
         from tianflow.cli import train as training
 
         code = training.run(
@@ -209,10 +211,17 @@ def _passed_on(**options: bool) -> tuple[str, ...]:
 
 
 def _submit(
-    job: BatchJob | None, settings: Config, runs_dir: Path, *, dry_run: bool, until_eof: bool
+    job: BatchJob | None,
+    settings: Config,
+    resume: str | None,
+    runs_dir: Path,
+    *,
+    dry_run: bool,
+    until_eof: bool,
 ) -> int:
     """Submit the job of a run and follow it, or print its script; the exit code."""
     from tianflow.cli import batch
+    from tianflow.planning.resuming import require_resume
     from tianflow.planning.validation import require_valid
 
     if job is None or dry_run:
@@ -222,7 +231,9 @@ def _submit(
         return 0
     if until_eof:
         batch.refuse_eof()
-    require_valid(settings, report=print_error)
+    spec = require_valid(settings, report=print_error).spec
+    if resume is not None and spec is not None:  # a job may wait for hours before it is refused
+        require_resume(settings, spec, resume, runs_dir)
     return batch.follow(job, runs_dir=runs_dir)
 
 

@@ -46,6 +46,10 @@ SINK_PLACES: Mapping[str, frozenset[str]] = {
 """Arguments of shipped sinks that name a directory or a server."""
 PLACE = re.compile(r"/|^\s*[~.]|^\s*[A-Za-z][\w+.-]*:")
 """A path or URI in an argument of a sink."""
+RAY_HERE = ("auto", "local")
+"""Values of ``ray.address`` that name no server. A run sends its keys to the cluster, and receives
+Python objects from it.
+"""
 FREE = ("env.kwargs", "env.set", "network.kwargs", "balance.parameters")
 """Settings whose values have any form."""
 OUTSIDE = re.compile(r"^\s*(/|~|file:)|(^|/)\.\.(/|$)", re.IGNORECASE)
@@ -133,6 +137,9 @@ def _places(tables: Mapping[str, Any]) -> list[Problem]:
         elif path == "run.init_from" and not RUN_NAME.fullmatch(value):
             accepted = "the name of a run of this service, or NAME@best"
             problems[path] = Problem(path, value, "is a path, which HTTP may not choose", accepted)
+        elif path == "ray.address" and value not in ("address", *RAY_HERE):  # its key
+            message = "is a server, which HTTP may not choose"
+            problems[path] = Problem(path, value, message, " or ".join(RAY_HERE))
         elif _as_trained(path).startswith(FREE) and OUTSIDE.search(value):
             accepted = "a relative path without '..'"
             problems[path] = Problem(path, value, "leads out of the run's directory", accepted)

@@ -32,6 +32,7 @@ from tianflow.config.portable import TOO_LARGE, unportable
 from tianflow.config.problems import innermost, path_with, problems_of, unknown_key
 from tianflow.config.schedules import SCHEDULED
 from tianflow.core.devices import cores, on_gpu
+from tianflow.core.files import open_regular
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 
@@ -179,7 +180,7 @@ def read_revision(path: Path) -> int:
     still has its revision.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = re.fullmatch(rf"{REVISION}(\d{{1,18}})\r?\n?".encode(), file.readline(64))
     except OSError:
         return 0
@@ -518,7 +519,11 @@ def _count_actors(tables: Table) -> None:
         return
     placement = tables.get("placement")
     launcher = placement.get("launcher") if isinstance(placement, dict) else None
-    if launcher not in (None, *ON_ONE_MACHINE):
+    if (
+        isinstance(launcher, str)
+        and launcher not in ON_ONE_MACHINE
+        and config_rules.capabilities_of(launcher).nodes
+    ):
         message = f"the launcher {launcher} does not know the cores of its nodes in advance"
         raise ConfigError([Problem("actors.count", "auto", message, "a number")])
     free = cores()

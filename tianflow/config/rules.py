@@ -28,6 +28,7 @@ from tianflow.core.devices import on_gpu
 from tianflow.core.formatting import number
 from tianflow.core.limits import RateLimits
 from tianflow.core.payloads import MOST_ROWS, credits_ceiling
+from tianflow.core.program import LauncherCapabilities
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import MeasuresDivergence, SplitsOverRanks
 
@@ -67,6 +68,18 @@ def make_controllers(config: Config) -> dict[str, Controller]:
         except (TypeError, ValueError) as error:
             raise ConfigError([Problem("balance.parameters", own, f"{name}: {error}")]) from error
     return found
+
+
+def capabilities_of(launcher: str) -> LauncherCapabilities:
+    """What the launcher of this name can do. ConfigError if it is not a launcher."""
+    path = "placement.launcher"
+    found: Any = plugins.load("tianflow.launchers", launcher, path=path)
+    capabilities = getattr(found, "capabilities", None)
+    if not isinstance(capabilities, LauncherCapabilities):
+        message = "is not a launcher: it has no capabilities"
+        accepted = "a class that implements tianflow.interfaces.Launcher"
+        raise ConfigError([Problem(path, launcher, message, accepted)])
+    return capabilities
 
 
 def bound_in_force(config: Config) -> int | None:
@@ -408,10 +421,7 @@ def _check_ranks(config: Config) -> list[Problem]:
     if re.fullmatch(r"cuda:\d+", config.learner.device):
         message = "one GPU is named, and each rank needs its own"
         problems.append(Problem("learner.device", config.learner.device, message, "cuda, or cpu"))
-    launcher: Any = plugins.load(
-        "tianflow.launchers", config.placement.launcher, path="placement.launcher"
-    )
-    if not launcher.capabilities.processes:
+    if not capabilities_of(config.placement.launcher).processes:
         message = f"the launcher {config.placement.launcher} runs every component in one process"
         problems.append(Problem(path, ranks, message, "1, or placement.launcher = processes"))
     return problems + _check_splitting(config)
@@ -422,8 +432,7 @@ def _check_nodes(config: Config) -> list[Problem]:
     name, problems, cluster = config.placement.launcher, list[Problem](), config.cluster
     if name in ON_ONE_MACHINE:
         return []
-    launcher: Any = plugins.load("tianflow.launchers", name, path="placement.launcher")
-    if not launcher.capabilities.nodes:
+    if not capabilities_of(name).nodes:
         return []
     if config.run.deterministic:
         message = f"with the launcher {name}, the order of trajectories depends on the network"

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tianflow.core.statistics import ProcessStatistics
+from tianflow.logs import logger
 
+log = logger("usage")
 EVERY_S = 1.0
 """Seconds between two readings."""
 
@@ -67,10 +69,17 @@ class ProcessUsage:
         """Of each process, by name; empty before the first reading."""
 
     async def run(self) -> None:
-        """Read until cancelled."""
+        """Read until cancelled. A failure costs one reading and not the run, and is logged."""
+        last = ""
         while True:
-            pids = dict(self._pids())
-            self.take(await asyncio.to_thread(self._read_all, pids))
+            try:
+                pids = dict(self._pids())
+                self.take(await asyncio.to_thread(self._read_all, pids))
+            except Exception as error:  # a boundary: later readings may be good
+                failure = f"{type(error).__name__}: {error}"
+                if failure != last:
+                    log.exception("the processes of the run cannot be measured", error=failure)
+                last = failure
             await asyncio.sleep(EVERY_S)
 
     def take(self, readings: Mapping[str, ProcessReading]) -> None:

@@ -120,5 +120,5 @@ def _limiter(config: Config, resumed: Checkpoint | None) -> Limiter:
     if resumed is not None and resumed.manifest.get("replay") is not None:
         limiter.restore(resumed.manifest["replay"])
         if not resumed.manifest.get("replay_files"):  # the items that it counted were not saved
-            limiter.deleted(limiter.statistics().size)
+            limiter.lost(limiter.statistics().size)
     return limiter

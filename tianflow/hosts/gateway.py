@@ -8,7 +8,6 @@ leave from shared memory, once for each node, the newest only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections import Counter
@@ -134,19 +133,22 @@ class Gateway:
             self.closed.set_result(None)
 
     async def run(self) -> None:
-        """Until the coordinator is gone."""
+        """Until the coordinator is gone. An error of the beats ends it, and it is restarted: nodes
+        would lose a gateway that does not beat.
+        """
         beats = asyncio.create_task(self._beat())
         try:
-            await self.closed
+            await asyncio.wait({beats, self.closed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             beats.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beats
+            await asyncio.gather(beats, return_exceptions=True)
             if self._bells:
                 asyncio.get_running_loop().remove_reader(self._bells[-1].fd)
             if self._listener is not None:
                 self._listener.close()
             self._link.close()
+        if not self.closed.done():
+            beats.result()
 
     async def _beat(self) -> None:
         while True:

@@ -59,12 +59,13 @@ from tianflow.launchers.host_forker import HostForker
 from tianflow.launchers.hub import new_incarnation, python_version
 from tianflow.launchers.processes import PRELOAD, TARGET
 from tianflow.logs import logger
-from tianflow.planning.probe import probe
+from tianflow.planning.probe import Answer, probe
 from tianflow.rundir.join_file import JoinFile
 
 if TYPE_CHECKING:
     from tianflow.channels.doorbell import Doorbell
     from tianflow.channels.tcp import Context
+    from tianflow.config.model import Config
     from tianflow.interfaces import MessageLink
     from tianflow.launchers.host_forker import ForkedHost
 
@@ -419,10 +420,11 @@ class Membership:
         the run. Then take hosts.
         """
         config, lines = message.settings.live.config, list[str]()
+        stopped, stop = os.pipe()
+        # The thread cannot be cancelled: the end of this pipe stops its work.
+        self._stack.callback(os.close, stop)
         try:
-            answer = await asyncio.to_thread(
-                probe, config, report=log.info, output=subprocess.DEVNULL
-            )
+            answer = await asyncio.to_thread(_probed, config, stopped)
         except (ConfigError, RunError) as error:
             lines = [str(error)]
         else:
@@ -569,6 +571,12 @@ class Membership:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error if isinstance(error, Exception) else RunError("node", repr(error)))
+
+
+def _probed(config: Config, stopped: int) -> Answer:
+    """`probe` until the other end of the pipe ``stopped`` is closed."""
+    with open(stopped, "rb"):
+        return probe(config, report=log.info, stop=stopped, output=subprocess.DEVNULL)
 
 
 class NodeProcess:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 STDIN = 0
+PR_SET_PDEATHSIG = 1
 BACK_OFF_S = (1.0, 30.0)
 """Seconds before a node that ended is started again: the first and the longest."""
 CONNECT_S = 10.0
@@ -294,6 +296,8 @@ async def provide(order: RayOrder, text: str, ray: Any) -> None:
 
 def main() -> int:
     """Serve one order; the exit code."""
+    # Stopped, it would not see that the coordinator is gone, and its actors would stay.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     line = bytearray()
     while (byte := os.read(STDIN, 1)) not in {b"", b"\n"}:
         line += byte

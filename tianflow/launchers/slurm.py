@@ -331,6 +331,11 @@ class SlurmJob:
     # ----------------------------------------------------------------------------------------------
 
     @property
+    def directory(self) -> Path:
+        """Directory of the run."""
+        return self._order.runs_dir / self._order.name
+
+    @property
     def outputs(self) -> tuple[Path, Path]:
         """Files with the output of the job: standard output, standard error."""
         return self._folder / f"{self._number}.out", self._folder / f"{self._number}.err"

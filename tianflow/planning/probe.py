@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
@@ -103,6 +103,7 @@ def probe(
     limit_s: float = math.inf,
     stop: int | None = None,
     output: int = 2,
+    starts: bool = False,
 ) -> Answer:
     """Validate ``config`` in a child process.
 
@@ -112,13 +113,14 @@ def probe(
         limit_s: seconds that the caller waits at most.
         stop: a descriptor; once it is readable, the probe ends.
         output: descriptor for what the user's code prints, or `subprocess.DEVNULL`.
+        starts: also find problems of a start on this machine (`planning.machine`).
 
     Raises:
         ConfigError: the child did not answer within ``env.start_timeout_s``, or ended without an
             answer.
         UndecidedError: ``limit_s`` has passed, or ``stop`` is readable.
     """
-    order = msgpack.packb(config.model_dump(mode="python"))
+    order = msgpack.packb([config.model_dump(mode="python"), starts])
     token = secrets.token_hex(8)
     orders, answers = os.memfd_create("probe"), os.pipe()
     try:
@@ -197,11 +199,13 @@ def main(orders: int, answers: int) -> None:
     with suppress(AttributeError, OSError):  # a system without it still kills by the mark
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     from tianflow.logs import configure
+    from tianflow.planning.machine import start_problems
     from tianflow.planning.validation import validate_here
 
     configure(level="WARNING")
-    tables: Any = msgpack.unpackb(os.read(orders, 1 << 30))
-    found = validate_here(Config.model_validate(tables))
+    tables, starts = msgpack.unpackb(os.read(orders, 1 << 30))
+    config = Config.model_validate(tables)
+    found = validate_here(config)
     problems = tuple(
         FoundProblem(
             problem.path,
@@ -210,7 +214,7 @@ def main(orders: int, answers: int) -> None:
             problem.accepted,
             problem.nearest,
         )
-        for problem in found.problems
+        for problem in found.problems or (start_problems(config) if starts else ())
     )
     with os.fdopen(answers, "wb") as end:
         end.write(msgpack.packb(ANSWERS.encode(Answer(found.spec, problems))))

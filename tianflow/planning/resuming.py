@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tianflow.config import spaces
 from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
-from tianflow.errors import CheckpointError, Problem
+from tianflow.errors import CheckpointError, ConfigError, Problem
+from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
 ENVIRONMENT = ("id", "kwargs", "wrappers", "vectorization")
 """Settings of ``env`` that can change the spaces."""
@@ -79,6 +81,18 @@ def check_resume(
         value = wanted["env"][path.removeprefix("env.")]
         problems.append(_problem(path, value, f"{differing}, {CONSEQUENCE}", old))
     return problems
+
+
+def require_resume(config: Config, spec: EnvironmentSpec, source: str, runs_dir: Path) -> None:
+    """Refuse a run under ``config`` that cannot continue the run or checkpoint ``source``.
+
+    Raises:
+        CheckpointError: the checkpoint does not exist, or is damaged.
+        ConfigError: see `check_resume`.
+    """
+    checkpoint = CheckpointStore.load(resolve(source, runs_dir))
+    if problems := check_resume(config, spec, checkpoint.manifest):
+        raise ConfigError(problems)
 
 
 def saved_settings(manifest: Mapping[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tianflow import plugins
+from tianflow.core.files import read_regular
 from tianflow.errors import TianflowError
 from tianflow.observability.run_document import ENDED
 from tianflow.rundir.history import LIMIT, NAME, Row, is_number, read_rows, thinned
@@ -127,7 +128,7 @@ def read(directory: Path) -> Records:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular(path).decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tianflow.config.loading import write_config
+from tianflow.core.files import open_regular
 from tianflow.logs import logger
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> Au
         OSError: the file exists and cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             end = file.seek(0, 2)
             end = end if before is None else min(before, end)
             start, data = end, b""

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
+from tianflow.core.files import read_regular
 from tianflow.core.jsonable import JsonDocument, json_ready
 from tianflow.core.moments import Moments
 
@@ -146,7 +147,7 @@ def read_rows(path: Path) -> list[Row]:
         OSError: the file exists and cannot be read.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_regular(path).splitlines()
     except FileNotFoundError:
         return []
     return [row for row in map(_read, lines) if row is not None]
@@ -330,7 +331,7 @@ class HistoryFile:
     def open(self) -> float | None:
         """Read an existing file; the time of its last line, None without lines. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
-            self._whole = self._path.read_bytes()[-1:] in (b"\n", b"")
+            self._whole = read_regular(self._path)[-1:] in (b"\n", b"")
         rows = read_rows(self._path)
         if not rows:
             return None

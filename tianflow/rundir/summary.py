@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt
 
+from tianflow.core.files import read_regular
 from tianflow.core.jsonable import JsonDocument, json_ready
 from tianflow.core.statistics import (
     BestVersion,
@@ -172,7 +173,7 @@ def summarise(
 def read_summary(directory: Path) -> dict[str, Any] | None:
     """The summary in ``directory``; None where it is missing or torn. Waits for the disk."""
     try:
-        found = json.loads((directory / SUMMARY).read_bytes())
+        found = json.loads(read_regular(directory / SUMMARY))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

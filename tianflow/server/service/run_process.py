@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tianflow.config import loading as config_loading
+from tianflow.core.files import open_regular
 from tianflow.errors import CheckpointError, TianflowError
 from tianflow.rundir.audit_log import NAME
 from tianflow.rundir.control_file import ControlFile, ProcessIdentity
@@ -218,7 +219,7 @@ class RunFiles:
 
     def audit(self, name: str) -> Iterator[dict[str, Any]]:
         """Every change and action of the run, oldest first, without damaged lines."""
-        with suppress(OSError), (self.run(name) / NAME).open("rb") as file:
+        with suppress(OSError), open_regular(self.run(name) / NAME) as file:
             for line in file:
                 with suppress(ValueError, RecursionError):
                     entry = json.loads(line)
@@ -230,7 +231,7 @@ class RunFiles:
         be read. Nothing is imported or checked.
         """
         try:
-            with (self.run(name) / config_loading.CONFIG_FILE).open("rb") as file:
+            with open_regular(self.run(name) / config_loading.CONFIG_FILE) as file:
                 return tomllib.load(file)
         except (OSError, ValueError, RecursionError):
             return None

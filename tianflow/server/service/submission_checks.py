@@ -16,6 +16,7 @@ from typing import Self
 
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError, Problem
+from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import probe
 
 ANSWER_S = 5.0
@@ -70,12 +71,14 @@ class SubmissionChecks:
         if left <= 0:
             raise probe.UndecidedError("other submissions were checked until the time was over")
         try:
+            require_sinks(config)
             answer = probe.probe(
                 config,
                 report=lambda _: None,
                 limit_s=left,
                 stop=self._stopped,
                 output=subprocess.DEVNULL,
+                starts=True,
             )
         except ConfigError as error:
             return list(error.problems)
