@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -89,3 +90,159 @@ async def test_a_close_leaves_no_timer(paused_first: bool) -> None:
     looks = stage.looks
     await asyncio.sleep(2 * PATIENCE_S)
     assert looks == stage.looks
+
+
+class Timers:
+    """A clock and timers that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: dict[float, Callable[[], None]] = {}
+
+    def call_later(self, delay: float, act: Callable[[], None]) -> Callable[[], None]:
+        at = self.now + delay
+        self.due[at] = act
+
+        def cancel() -> None:
+            self.due.pop(at, None)
+
+        return cancel
+
+    def pass_until(self, time: float) -> None:
+        for at in sorted(at for at in self.due if at <= time):
+            self.now = at
+            self.due.pop(at)()
+        self.now = time
+
+
+class Rest:
+    """Actors on other machines, with credits for all. ``far`` and ``farther`` were late, and rest
+    until 10. They, and then ``requests``, ask for a grant at 1.
+    """
+
+    def __init__(self, *requests: str) -> None:
+        self.timers = Timers()
+        limits = Limits(batch=1, max_staleness=7, credits=8, late_share=0.1)
+        self.exchange = Exchange(
+            ledger=Ledger(limits=limits, slots=8, remote=True),
+            arena=heap_arena(small_layout(), 8),
+            clock=lambda: self.timers.now,
+            call_later=self.timers.call_later,
+        )
+        lateness = self.exchange.ledger.lateness
+        for begin, end in ((-1.0, 0.0), (0.0, 1.0)):
+            lateness.waits(["far", "farther"])
+            lateness.costs(begin)
+            lateness.ends(end, limits.late_share)
+        self.timers.now = 1.0
+        self.granted: list[str] = []
+        self.tickets: dict[str, Grant] = {}
+        for holder in ("far", "farther", *requests):
+            self.request(holder)
+        self.exchange.open_lineage(Version(1, 0))
+
+    def request(self, holder: str) -> None:
+        def deliver(grant: Grant | None) -> None:
+            if grant is not None:
+                self.granted.append(holder)
+                self.tickets[holder] = grant
+
+        self.exchange.request_grant(holder, deliver)
+
+    def commit(self, holder: str) -> None:
+        grant = self.tickets[holder]
+        self.exchange.begin(grant.ticket, grant.version)
+        self.exchange.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version))
+
+
+def test_late_holders_rest_and_then_return_one_after_the_other_in_time() -> None:
+    rest = Rest("near")
+    assert ["near"] == rest.granted
+    rest.timers.pass_until(10.0)
+    assert ["near"] == rest.granted
+    rest.timers.pass_until(10.1)
+    assert ["near", "far"] == rest.granted
+    rest.request("far")
+    assert ["near", "far"] == rest.granted
+    rest.commit("far")
+    assert ["near", "far", "farther", "far"] == rest.granted
+    rest.exchange.close()
+
+
+def test_a_resting_holder_does_not_delay_others_and_keeps_its_place() -> None:
+    rest = Rest("near")
+    rest.request("near")
+    rest.request("nearer")
+    assert ["near", "near", "nearer"] == rest.granted
+    rest.exchange.hold_grants("test")
+    rest.request("near")
+    rest.timers.now = 10.0
+    rest.exchange.release_grants("test")
+    assert ["far", "near"] == rest.granted[3:]
+    rest.exchange.close()
+
+
+def test_no_holder_rests_where_no_other_one_is() -> None:
+    assert ["far", "farther"] == Rest().granted
+    rest = Rest("near")
+    rest.exchange.holder_lost("near", "node_lost")
+    assert ["near", "far", "farther"] == rest.granted
+
+
+def test_a_close_leaves_no_timer_of_a_rest() -> None:
+    rest = Rest("near")
+    assert rest.timers.due
+    rest.exchange.close()
+    assert {} == rest.timers.due
+
+
+def test_a_wait_is_a_loss_from_when_another_holder_needs_a_credit() -> None:
+    """One trajectory a batch, bound 1: two credits. ``far`` has one, and blocks version 1."""
+    timers = Timers()
+    exchange = Exchange(
+        ledger=Ledger(
+            limits=Limits(batch=1, max_staleness=1, credits=2, late_share=0.1),
+            slots=4,
+            remote=True,
+        ),
+        arena=heap_arena(small_layout(), 4),
+        clock=lambda: timers.now,
+        call_later=timers.call_later,
+    )
+    lateness, grants = exchange.ledger.lateness, dict[str, Grant]()
+    exchange.open_lineage(Version(1, 0))
+    lateness.waits(["another"])
+    lateness.costs(0.0)
+    lateness.ends(0.0, 0.1)
+
+    def request(holder: str) -> None:
+        def deliver(grant: Grant | None) -> None:
+            if grant is not None:
+                grants[holder] = grant
+
+        exchange.request_grant(holder, deliver)
+
+    def commit(holder: str) -> None:
+        grant = grants.pop(holder)
+        exchange.begin(grant.ticket, grant.version)
+        exchange.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version))
+
+    batches: list[Batch | None] = []
+    request("far")
+    request("near")
+    commit("near")
+    exchange.request_batch(Version(1, 0), batches.append)
+    exchange.settle(Settlement(Version(1, 1), (1,), 1, published=True))
+    request("near")
+    commit("near")
+    exchange.request_batch(Version(1, 1), batches.append)
+    assert 1 == len(batches)
+    assert {"far"} == lateness.blocking
+    timers.now = 4.0
+    request("near")  # there is no credit
+    timers.now = 6.0
+    commit("far")
+    assert 2 == len(batches)
+    assert {"another", "far"} == lateness.late
+    assert pytest.approx(20.0) == lateness.until
+    exchange.close()

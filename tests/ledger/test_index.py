@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.effort import examples
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
-from tianflow.ledger.index import LISTED, TicketIndex
+from tianflow.ledger.index import TicketIndex
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import State, Ticket
 
@@ -27,7 +27,7 @@ def sound(index: TicketIndex) -> None:
     assert Counter(ticket.state for ticket in tickets) == Counter(
         {state: index.count(state) for state in State}
     )
-    for state in LISTED:
+    for state in index.listed:
         those = sorted(
             (ticket for ticket in tickets if ticket.state is state),
             key=lambda ticket: (ticket.version, ticket.number),
@@ -41,6 +41,17 @@ def sound(index: TicketIndex) -> None:
             assert tuple(
                 ticket.number for ticket in those if ticket.version == version
             ) == index.of_version(state, version)
+    open_ = [t for t in tickets if t.state in index.listed and t.state is not State.COMMITTED]
+    assert len(open_) == index.open
+    for since in range(3):
+        recent = sorted(
+            (t for t in open_ if t.version.number >= since),
+            key=lambda t: (t.version, t.state is State.GRANTED, t.number),
+        )
+        assert Counter(t.version for t in recent) == index.open_versions(since)
+        assert [recent[:count] for count in range(len(recent) + 2)] == [
+            index.oldest_open(count, since) for count in range(len(recent) + 2)
+        ]
     for holder in ("actor-0", "actor-1", "nobody"):
         assert [ticket for ticket in tickets if ticket.holder == holder] == index.of_holder(holder)
     arrived = sorted(
@@ -57,10 +68,15 @@ class LedgerMachine(RuleBasedStateMachine):
         batch=st.integers(1, 3),
         bound=st.none() | st.integers(0, 3),
         order=st.sampled_from(["version", "arrival"]),
+        remote=st.booleans(),
     )
-    def make(self, batch: int, bound: int | None, order: Any) -> None:
+    def make(self, batch: int, bound: int | None, order: Any, remote: bool) -> None:
         limits = Limits(batch=batch, max_staleness=bound, credits=12, patience=2.0, order=order)
-        self.ledger, self.now, self.lineage = Ledger(limits=limits, slots=12), 0.0, 0
+        self.ledger, self.now, self.lineage = (
+            Ledger(limits=limits, slots=12, remote=remote),
+            0.0,
+            0,
+        )
         self.granted: list[Grant] = []
         self.begun: list[Grant] = []
         self.held: list[Batch] = []
@@ -171,9 +187,10 @@ VERSIONS = st.builds(Version, st.integers(1, 2), st.integers(0, 3))
         st.tuples(st.integers(0, 11), st.none() | st.sampled_from(State), st.none() | VERSIONS),
         max_size=20,
     ),
+    remote=st.booleans(),
 )
-def test_an_index_finds_its_tickets(tickets: list[Any], moves: list[Any]) -> None:
-    index = TicketIndex()
+def test_an_index_finds_its_tickets(tickets: list[Any], moves: list[Any], remote: bool) -> None:
+    index = TicketIndex(remote=remote)
     for number, (state, version, at) in enumerate(tickets):
         index.add(ticket(number, state, version, at))
     for number, state, new in moves:

@@ -25,10 +25,11 @@ class Bench:
         bound: int | None = 1,
         version: int = 0,
         slots: int = 16,
+        remote: bool = False,
         **limits: Any,
     ) -> None:
         given = {"batch": batch, "max_staleness": bound, "credits": slots, **limits}
-        self.ledger = Ledger(limits=Limits(**given), slots=slots)
+        self.ledger = Ledger(limits=Limits(**given), slots=slots, remote=remote)
         self.lineage = 1
         self.ledger.open_lineage(self.v(version))
 
@@ -594,6 +595,129 @@ def test_synchronous_training_waits_for_whole_fragments() -> None:
     bench.committed()
     assert Blocked() == bench.take(now=1e9)
     assert (0, {}) == (bench.ledger.snapshot().cuts, bench.ledger.snapshot().dropped)
+
+
+# Other machines
+# --------------------------------------------------------------------------------------------------
+
+
+def granted_long_ago(*, remote: bool = True, **limits: Any) -> tuple[Bench, Grant]:
+    """`straggling`, with a ticket that may have begun: on another machine, that is not known yet."""
+    bench = Bench(batch=2, bound=1, remote=remote, **limits)
+    far = bench.granted("far")
+    bench.update()
+    bench.committed(1)
+    bench.committed(1)
+    return bench, far
+
+
+def test_a_batch_waits_for_a_ticket_that_may_have_begun_on_another_machine() -> None:
+    bench, far = granted_long_ago()
+    assert Blocked((far.ticket,), 15.0) == bench.take(now=5.0)
+    assert bench.ledger.begin(far.ticket, far.version)
+    assert Blocked((far.ticket,), 15.0) == bench.take(now=6.0)
+    assert bench.commit(far, 0)
+    batch = bench.taken()
+    assert far.ticket in tickets(batch)
+    bench.settle(batch)
+    assert {} == bench.ledger.snapshot().dropped
+    bench.sound()
+
+
+def test_on_this_machine_a_ticket_that_has_not_begun_is_passed_over() -> None:
+    """Its actor will begin with the newest version."""
+    bench, _ = granted_long_ago(remote=False)
+    assert isinstance(bench.take(now=5.0), Batch)
+
+
+def test_a_batch_does_not_wait_for_a_ticket_that_began_with_a_newer_version() -> None:
+    bench, far = granted_long_ago()
+    bench.take(now=5.0)
+    assert bench.ledger.begin(far.ticket, bench.v(1))
+    assert isinstance(bench.take(now=6.0), Batch)
+
+
+def test_a_grant_that_does_not_arrive_in_time_is_given_up_and_has_not_begun() -> None:
+    bench, far = granted_long_ago()
+    bench.take(now=5.0)
+    assert isinstance(bench.take(now=15.0), Batch)
+    seen = bench.ledger.snapshot()
+    assert ({}, 1, 1) == (seen.dropped, seen.returned, seen.quarantined_slots)
+    assert not bench.ledger.begin(far.ticket, far.version)
+    assert not bench.commit(far)
+    assert 0 == bench.ledger.snapshot().quarantined_slots
+
+
+def test_no_batch_waits_for_a_grant_that_is_of_use_with_a_newer_version_only() -> None:
+    bench, far = granted_long_ago()
+    bench.limit(max_staleness=0)
+    assert isinstance(bench.take(now=5.0), Batch)
+    assert bench.ledger.begin(far.ticket, bench.v(1))
+
+
+def costly(**limits: Any) -> tuple[Bench, Grant]:
+    """A learner that has waited since 5, when another holder needed a credit."""
+    bench, far = granted_long_ago(**limits)
+    bench.take(now=5.0)
+    bench.ledger.lateness.costs(5.0)
+    bench.take(now=8.0)
+    assert {"far"} == bench.ledger.lateness.blocking
+    return bench, far
+
+
+@pytest.mark.parametrize(("share", "late"), [(0.5, {"far"}), (1.0, set())])
+def test_a_holder_that_costs_others_time_is_late(share: float, late: set[str]) -> None:
+    bench, far = costly(late_share=share)
+    assert bench.ledger.begin(far.ticket, far.version)
+    assert bench.commit(far, now=9.0)
+    assert isinstance(bench.take(now=9.0), Batch)
+    assert late == bench.ledger.lateness.late
+
+
+def test_a_late_holder_is_in_time_when_its_next_trajectory_is_or_fails() -> None:
+    bench, far = costly(late_share=0.5)
+    bench.ledger.abort(far.ticket, far.slot, "stopped")
+    bench.settle(bench.taken())
+    assert {"far"} == bench.ledger.lateness.late
+    again = bench.granted("far")
+    bench.ledger.abort(again.ticket, again.slot, "stopped")
+    assert set() == bench.ledger.lateness.late
+
+
+def test_a_batch_that_is_pulled_in_advance_costs_no_time() -> None:
+    bench = Bench(batch=1, bound=2, remote=True)
+    far = bench.granted("far")
+    bench.update(bound=2)
+    bench.committed(1)
+    bench.taken()
+    bench.committed(1)
+    assert Blocked((far.ticket,), 15.0) == bench.take(2, now=5.0)
+    assert set() == bench.ledger.lateness.blocking
+
+
+def test_a_batch_that_is_not_full_in_any_case_costs_no_time() -> None:
+    bench = Bench(batch=2, bound=1, remote=True)
+    far = bench.granted("far")
+    bench.update()
+    bench.committed(1)
+    assert Blocked((far.ticket,), 15.0) == bench.take(now=5.0)
+    assert set() == bench.ledger.lateness.blocking
+
+
+@pytest.mark.parametrize("end", ["lost", "learner", "pull"])
+def test_a_wait_that_ends_for_another_reason_has_no_consequence(end: str) -> None:
+    bench, far = costly(late_share=0.5)
+    if end == "lost":
+        bench.ledger.holder_lost("far", "node_lost")
+    elif end == "learner":
+        bench.ledger.learner_lost()
+        bench.lineage = 2
+        bench.ledger.open_lineage(bench.v(0))
+    else:
+        bench.ledger.pull_cancelled()
+        assert bench.ledger.begin(far.ticket, bench.v(1))
+    bench.take(now=9.0)
+    assert set() == bench.ledger.lateness.late
 
 
 # Giving up

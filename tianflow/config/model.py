@@ -403,6 +403,11 @@ class ClusterSettings(Section):
     repeat (observations of bytes [K, height, width]); lz4: that, and compressed, for slow links;
     plain: as they are.
     """
+    late_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.05
+    """Largest share of time that late trajectories may cost other actors. That is the time in which
+    the learner waits for them with a full batch and another actor needs a credit. Late actors rest
+    until it is made up for; 1: they do not rest.
+    """
     curve: bool = True
     """Encryption and authentication of connections, with keys made for each run (CURVE). false is
     for trusted networks only.

@@ -84,6 +84,7 @@ def merge(
         patience=None if config.run.deterministic else config.balance.straggler_patience,
         order="arrival" if "arrival" in orders and (bound is None or is_open) else "version",
         admission="open" if is_open else "paced",
+        late_share=config.cluster.late_share,
     )
     return limits, winner
 

@@ -92,7 +92,11 @@ class Run:
         self.registry = registry = ComponentRegistry()
         slot_manager = SlotManager(owner=slots, layout=layout)
         self.exchange = exchange = slot_manager.open(
-            config, clock=clock, schedule=self._replay_schedule, resumed=resumed
+            config,
+            clock=clock,
+            schedule=self._replay_schedule,
+            resumed=resumed,
+            remote=capabilities.nodes,
         )
         exchange.seed_epoch = resumed.version.number if resumed and deterministic else 0
         exchange.on_settled(self._settled)

@@ -39,6 +39,7 @@ class SlotManager:
         clock: Callable[[], float],
         schedule: Callable[[int], tuple[int, float]],
         resumed: Checkpoint | None,
+        remote: bool = False,
     ) -> Exchange:
         """Allocate the first slots, and make the exchange over them.
 
@@ -48,6 +49,7 @@ class SlotManager:
             schedule: environment steps so far, and exponent of importance weights, for the draw
                 after a number of updates.
             resumed: with replay, the checkpoint whose counts the limiter continues.
+            remote: actors are on other machines.
         """
         wanted = min(slots_wanted(config), slots_capacity(config, self._layout))
         self._owner.add_slots(wanted)
@@ -55,6 +57,7 @@ class SlotManager:
         ledger = Ledger(
             limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted)),
             slots=wanted,
+            remote=remote,
         )
         if self._owner.draws is None or config.algorithm.window is None:
             return Exchange(ledger=ledger, arena=arena, clock=clock)

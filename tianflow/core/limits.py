@@ -126,6 +126,8 @@ class Limits:
     order: Order = "version"
     admission: Admission = "paced"
     """``open``: credits may exceed what the bound can use; trajectories that exceed it expire."""
+    late_share: float = 1.0
+    """Largest share of time that late tickets of other machines cost other holders; 1: no limit."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:

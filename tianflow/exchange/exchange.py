@@ -61,6 +61,7 @@ class Exchange:
         self._holders: set[str] = set()
         self._pulling: tuple[Version, DeliverBatch] | None = None
         self._cancel_call: Callable[[], None] | None = None
+        self._cancel_rest: Callable[[], None] | None = None
         self._ended = False
         self._holds: set[str] = set()
         self._settled: list[Callable[[], None]] = []
@@ -89,6 +90,8 @@ class Exchange:
     def begin(self, ticket: int, version: Version) -> None:
         """The holder begins."""
         self.ledger.begin(ticket, version)
+        if self.ledger.remote:  # a batch may have waited for it as for one with an older version
+            self._take()
 
     def commit(self, trajectory: Trajectory) -> bool:
         """A trajectory is complete; False when it came too late."""
@@ -140,6 +143,7 @@ class Exchange:
     def cancel_pull(self) -> None:
         """The learner no longer waits (or is gone)."""
         self._pulling = None
+        self.ledger.pull_cancelled()
 
     def give_back(self, tickets: Iterable[int]) -> None:
         """A batch was not used."""
@@ -202,6 +206,8 @@ class Exchange:
         """The run ends: every request, waiting or later, gets the end."""
         self._ended = True
         self._cancel_timer()
+        if self._cancel_rest is not None:
+            self._cancel_rest()
         while self._requests:
             self._requests.popleft()[1](None)
         if self._pulling is not None:
@@ -226,14 +232,41 @@ class Exchange:
         self._grant()
 
     def _grant(self) -> None:
-        ledger = self.ledger
+        """Grant what the ledger permits, in the order of requests. Late holders rest where others
+        are.
+        """
+        ledger, lateness = self.ledger, self.ledger.lateness
+        some_rest = bool(lateness.late) and not self._holders <= lateness.late
+        now = self._clock() if some_rest else 0.0
+        passed_over = []
         while self._requests and ledger.grantable:
             holder, deliver = self._requests.popleft()
+            if some_rest and lateness.rests(holder, now):
+                passed_over.append((holder, deliver))
+                continue
             deliver(
                 ledger.grant(
                     holder, seed_epoch=self.seed_epoch, ahead=ledger.ahead(len(self._holders))
                 )
             )
+        if passed_over:
+            self._requests.extendleft(reversed(passed_over))
+            self._grant_after_rest(now)
+        if lateness.blocking and any(
+            holder not in lateness.blocking and holder not in lateness.late
+            for holder, _ in self._requests
+        ):
+            lateness.costs(self._clock())
+
+    def _grant_after_rest(self, now: float) -> None:
+        """Grant again when late holders have rested. A trajectory that arrives does it, too."""
+        if self._cancel_rest is None and now < self.ledger.lateness.until:
+            delay = self.ledger.lateness.until - now + 0.001
+            self._cancel_rest = self._call_later(delay, self._end_rest)
+
+    def _end_rest(self) -> None:
+        self._cancel_rest = None
+        self._pump()
 
     def _take(self) -> None:
         if self._pulling is None:

@@ -111,19 +111,18 @@ def blocking_tickets(tickets: TicketIndex, *, limits: Limits, at: int) -> list[T
     tickets.
     """
     committed = tickets.count(State.COMMITTED)
-    if (
-        limits.max_staleness is None
-        or not tickets.count(State.BEGUN)
-        or 2 * committed < limits.batch
-    ):
+    if limits.max_staleness is None or not tickets.open or 2 * committed < limits.batch:
         return []
+    # A grant that names an older version is of use only if its actor begins with a newer one.
     last = limits.max_staleness - at
     needed = must_wait_for(
-        _slack(tickets, State.COMMITTED, last), _slack(tickets, State.BEGUN, last), limits.batch
+        _slack(tickets.versions(State.COMMITTED), last),
+        _slack(tickets.open_versions(-last), last),
+        limits.batch,
     )
-    return [] if committed + needed < limits.batch else tickets.oldest(State.BEGUN, needed)
+    return [] if committed + needed < limits.batch else tickets.oldest_open(needed, -last)
 
 
-def _slack(tickets: TicketIndex, state: State, last: int) -> dict[int, int]:
-    """Number of tickets in ``state`` per slack; ``last`` is max_staleness minus the version."""
-    return {version.number + last: count for version, count in tickets.versions(state).items()}
+def _slack(versions: Mapping[Version, int], last: int) -> dict[int, int]:
+    """Number of tickets per slack; ``last`` is max_staleness minus the version."""
+    return {version.number + last: count for version, count in versions.items()}

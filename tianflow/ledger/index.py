@@ -6,6 +6,7 @@ The queries of `Ledger.take` cost time in the number of versions, not in the num
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from operator import itemgetter
@@ -14,7 +15,7 @@ from tianflow.core.payloads import Version
 from tianflow.ledger.tickets import State, Ticket
 
 LISTED = (State.BEGUN, State.COMMITTED)
-"""States indexed by version."""
+"""States indexed by version, in every run."""
 
 
 class TicketIndex:
@@ -23,12 +24,19 @@ class TicketIndex:
     Only `move` changes the state or version of a ticket in the index. Listing or unlisting a ticket
     costs one search in a sorted list. Order of arrival is sorted only on demand, and only if a
     ticket was added out of order.
+
+    Args:
+        remote: granted tickets count as open, too (`Ledger`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, remote: bool = False) -> None:
         self._tickets: dict[int, Ticket] = {}
         self._counts = dict.fromkeys(State, 0)
-        self.listed: Mapping[State, dict[Version, list[int]]] = {state: {} for state in LISTED}
+        self._open = (State.BEGUN, State.GRANTED) if remote else (State.BEGUN,)
+        """States of open tickets, the one that commits sooner first."""
+        self.listed: Mapping[State, dict[Version, list[int]]] = {
+            state: {} for state in (*self._open, State.COMMITTED)
+        }
         """Numbers of the tickets in each of these states by version, in ticket order. Read-only."""
         self._held: dict[str, list[int]] = {}
         """Numbers of the live tickets of each holder, in ticket order."""
@@ -64,7 +72,7 @@ class TicketIndex:
             held = self._held[ticket.holder] = []
         held.append(ticket.number)
         self._counts[ticket.state] += 1
-        if ticket.state in LISTED:
+        if ticket.state in self.listed:
             self._list(ticket)
 
     def pop(self, number: int) -> Ticket:
@@ -76,7 +84,7 @@ class TicketIndex:
         ticket = self._tickets.pop(number)
         self._held[ticket.holder].remove(number)
         self._counts[ticket.state] -= 1
-        if ticket.state in LISTED:
+        if ticket.state in self.listed:
             self._unlist(ticket)
         return ticket
 
@@ -88,12 +96,12 @@ class TicketIndex:
         counts = self._counts
         counts[ticket.state] -= 1
         counts[state] += 1
-        if ticket.state in LISTED:
+        if ticket.state in self.listed:
             self._unlist(ticket)
         ticket.state = state
         if version is not None:
             ticket.version = version
-        if state in LISTED:
+        if state in self.listed:
             self._list(ticket)
 
     # Asking
@@ -104,7 +112,7 @@ class TicketIndex:
         return self._counts[state]
 
     def versions(self, state: State) -> dict[Version, int]:
-        """Tickets in ``state`` (one of `LISTED`) per version, oldest version first."""
+        """Tickets in ``state`` (one of ``listed``) per version, oldest version first."""
         return {version: len(numbers) for version, numbers in sorted(self.listed[state].items())}
 
     def of_version(self, state: State, version: Version) -> tuple[int, ...]:
@@ -120,6 +128,25 @@ class TicketIndex:
         numbers = chain.from_iterable(map(itemgetter(1), sorted(self.listed[state].items())))
         return [self._tickets[number] for number in islice(numbers, count)]
 
+    @property
+    def open(self) -> int:
+        """Tickets that may still be committed with the version that they have here."""
+        return sum(self._counts[state] for state in self._open)
+
+    def open_versions(self, since: int) -> Counter[Version]:
+        """Open tickets per version, from version number ``since`` on."""
+        found = Counter[Version]()
+        for version, _, numbers in self._open_groups(since):
+            found[version] += len(numbers)
+        return found
+
+    def oldest_open(self, count: int, since: int) -> list[Ticket]:
+        """The first ``count`` open tickets by version, from version number ``since`` on; of one
+        version, those that have begun first.
+        """
+        numbers = chain.from_iterable(map(itemgetter(2), sorted(self._open_groups(since))))
+        return [self._tickets[number] for number in islice(numbers, count)]
+
     def arrived(self, count: int) -> list[Ticket]:
         """The first ``count`` committed tickets by time of commit, then by number."""
         return [self._tickets[number] for number in islice(self._by_arrival(), count)]
@@ -131,6 +158,14 @@ class TicketIndex:
 
     # Inside
     # ----------------------------------------------------------------------------------------------
+
+    def _open_groups(self, since: int) -> list[tuple[Version, int, list[int]]]:
+        return [
+            (version, place, numbers)
+            for place, state in enumerate(self._open)
+            for version, numbers in self.listed[state].items()
+            if version.number >= since
+        ]
 
     def _list(self, ticket: Ticket) -> None:
         state, number = ticket.state, ticket.number

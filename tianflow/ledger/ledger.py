@@ -27,6 +27,7 @@ from tianflow.errors import TianflowError
 from tianflow.ledger.batch_selection import blocking_tickets, expired
 from tianflow.ledger.counters import LedgerCounters
 from tianflow.ledger.index import TicketIndex
+from tianflow.ledger.lateness import Lateness
 from tianflow.ledger.slots import Slots
 from tianflow.ledger.tickets import Blocked, State, Ticket
 
@@ -38,14 +39,20 @@ class LedgerError(TianflowError):
 class Ledger:
     """Tickets, credits and slots. The ledger decides; its caller waits, wakes and sends messages.
 
+    On one machine a ticket is open from its begin, which the ledger learns at once. From another
+    machine that message may arrive after the bound has passed. There a ticket counts as open from
+    its grant, at the version that the grant names: a batch waits for it in time.
+
     Args:
         limits: settings in force.
         slots: number of slots at first; `add_slots` adds more.
+        remote: holders are on other machines.
     """
 
-    def __init__(self, *, limits: Limits, slots: int) -> None:
-        self._limits = limits
-        self._tickets = TicketIndex()
+    def __init__(self, *, limits: Limits, slots: int, remote: bool = False) -> None:
+        self._limits, self._remote = limits, remote
+        self._tickets = TicketIndex(remote=remote)
+        self._lateness = Lateness()
         self._live = self._tickets.by_number
         self._slots = Slots(slots)
         self._counters = LedgerCounters()
@@ -73,6 +80,11 @@ class Ledger:
         """Add ``count`` free slots."""
         self._slots.add(count)
         self._update_credits_limit()
+
+    @property
+    def remote(self) -> bool:
+        """True if holders are on other machines."""
+        return self._remote
 
     @property
     def slots(self) -> int:
@@ -150,8 +162,14 @@ class Ledger:
         )
         self._next_ticket += 1
         self._tickets.add(ticket)
+        self._lateness.granted(holder)
         self._counters.granted += 1
         return Grant(ticket.number, ticket.slot, self._published, seed_epoch, ahead)
+
+    @property
+    def lateness(self) -> Lateness:
+        """Lateness of holders on other machines. The caller adds which others wait meanwhile."""
+        return self._lateness
 
     def ahead(self, holders: int) -> int:
         """Number of tickets that each of ``holders`` may request in advance of the one in use.
@@ -198,6 +216,7 @@ class Ledger:
             now,
         )
         self._tickets.move(ticket, State.COMMITTED, version=min(ticket.version, trajectory.version))
+        self._lateness.arrived(ticket.holder)
         self._counters.count_commit(ticket.holder, trajectory)
         return True
 
@@ -231,6 +250,7 @@ class Ledger:
 
     def _drop_of(self, holder: str, reason: str) -> int:
         """Drop the open tickets of ``holder``. Their number."""
+        self._lateness.lost(holder)
         lost = [
             t.number
             for t in self._tickets.of_holder(holder)
@@ -273,6 +293,7 @@ class Ledger:
         Returns the number of dropped tickets.
         """
         self._learning = False
+        self._lateness.cancel()
         numbers = [t.number for t in self._tickets]
         for number in numbers:
             self._drop(number, reason)
@@ -302,6 +323,8 @@ class Ledger:
         self._drop_expired(for_version.number)
         batch, by_arrival = self._limits.batch, self._limits.order == "arrival"
         blocked = None if by_arrival else self._wait_for_stragglers(for_version.number, now)
+        if self._remote:
+            self._note_wait(blocked, for_version, now)
         if blocked is not None:
             return blocked
         if self._tickets.count(State.COMMITTED) < batch:
@@ -316,6 +339,10 @@ class Ledger:
             self._tickets.move(ticket, State.TAKEN)
             self._slots.lend(ticket.slot, ticket.number)
         return Batch(for_version, tuple(t.trajectory for t in chosen if t.trajectory is not None))
+
+    def pull_cancelled(self) -> None:
+        """The learner does not wait for a batch any more."""
+        self._lateness.cancel()
 
     def give_back(self, numbers: Iterable[int]) -> None:
         """Return taken, unused tickets to the queue. The next `take` drops those that expired."""
@@ -489,6 +516,16 @@ class Ledger:
                 self._drop(number, "straggler")
         return None
 
+    def _note_wait(self, blocked: Blocked | None, for_version: Version, now: float) -> None:
+        """Note for which holders on other machines the learner waits. A batch that it pulls in
+        advance does not count, nor does one that is not full in any case.
+        """
+        full = self._tickets.count(State.COMMITTED) >= self._limits.batch
+        if blocked is not None and full and for_version == self._version:
+            self._lateness.waits(self._tickets[number].holder for number in blocked.cut)
+        else:
+            self._lateness.ends(now, self._limits.late_share)
+
     def _cut(self, ticket: Ticket, now: float) -> float:
         """The time since which ``ticket`` blocks a batch; set to ``now`` if it did not before."""
         if ticket.cut_at is None:
@@ -503,6 +540,7 @@ class Ledger:
         ticket = self._tickets.pop(number)
         self._counters.count_drop(ticket, reason)
         if ticket.state in (State.GRANTED, State.BEGUN):
+            self._lateness.arrived(ticket.holder)
             begun = ticket.state is State.BEGUN
             self._slots.quarantine(ticket.slot, ticket.holder, number, begun=begun)
         elif ticket.state is State.COMMITTED:
