@@ -16,8 +16,9 @@ def node_panels() -> list[Json]:
         ),
         lines(
             "Hosts of nodes",
-            "Host processes on each node.",
-            (now("node_hosts"), "{{run}} {{node}}"),
+            "Host processes on each node, and actors that rest because they were late.",
+            (now("node_hosts"), "{{run}} {{node}} hosts"),
+            (now("node_late_actors"), "{{run}} {{node}} late actors"),
             width=6,
         ),
         lines(

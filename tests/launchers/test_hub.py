@@ -117,7 +117,10 @@ class World:
         assert spec is not None
         self.slots = SharedTransport(layout=small_layout(), capacity=8)
         self.slots.add_slots(4)
-        self.ledger = SimpleNamespace(published=Version(0, 0))
+        self.late = set[str]()
+        self.ledger = SimpleNamespace(
+            published=Version(0, 0), lateness=SimpleNamespace(late=self.late)
+        )
         self.settled: list[Callable[[], None]] = []
         self.run = SimpleNamespace(
             id="r",
@@ -550,5 +553,32 @@ def test_statistics_say_what_the_gateway_counted() -> None:
         found = world.hub.statistics()["n"]
         assert (found.sent_bytes, found.received_bytes) == (sent, received)
         assert (found.weights_lag, found.round_trip_s, found.up) == (3, 0.25, True)
+
+    play(scenario)
+
+
+def test_statistics_name_the_actors_of_a_node_and_those_that_rest() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        await world.node("m").joins()
+        seat, starting = await world.starts("actors-0")
+        fork = node.of(ForkHost) or world.nodes["m"].of(ForkHost)
+        world.nodes[seat.node].says(HostForked(fork[0].number, 77))
+        await starting
+        link = seat.connect().open_link(
+            handle=lambda _: None, closed=lambda: None, failed=pytest.fail
+        )
+        for slot, name in enumerate(("actor-1", "actor-0", "actor-1")):
+            link.send(Granted(name, 0, Grant(slot, slot, Version(0, 0))))
+        world.late |= {"actor-1", "actor-5"}
+        found = world.hub.statistics()
+        other = found.pop("m" if seat.node == "n" else "n")
+        assert (found[seat.node].actors, found[seat.node].late) == (
+            ("actor-0", "actor-1"),
+            ("actor-1",),
+        )
+        assert (other.actors, other.late) == ((), ())
+        world.nodes[seat.node].says(HostGone(fork[0].number, 0))
+        assert world.hub.statistics()[seat.node].actors == ()
 
     play(scenario)

@@ -187,6 +187,64 @@ def test_the_node_with_the_slowest_connection_is_named(
     assert "node " not in advice if expected is None else expected in advice
 
 
+def far_looks(
+    *, waits: float, late: bool = False, seconds: float = 0.1, **ledger: Any
+) -> list[RunStatistics]:
+    """Eight actors near, which do not wait, and one far, which does; the learner waits, too. A
+    trajectory of the far one takes ``seconds``, of others 0.1.
+    """
+
+    def at(now: float) -> RunStatistics:
+        shares = {"learner": ("waiting:batch", 0.5), **{f"actor-{i}": ("", 0.0) for i in range(8)}}
+        shares["actor-8"] = "waiting:grant", waits
+        found = [
+            component(name, {state: now * share, "busy": now * (1.0 - share)}, at=now)
+            for name, (state, share) in shares.items()
+        ]
+        for place, one in enumerate(found[1:], start=1):
+            taken = HistogramBuilder()
+            taken.add(seconds if one.name == "actor-8" else 0.1)
+            found[place] = replace(
+                one, distributions={**one.distributions, "trajectory_seconds": taken.read()}
+            )
+        seen = look(now, found, **ledger)
+        (usual,) = seen.nodes.values()
+        near = replace(usual, actors=tuple(f"actor-{i}" for i in range(8)), round_trip_s=0.9)
+        far = replace(usual, actors=("actor-8",), late=("actor-8",) if late else ())
+        return replace(seen, nodes={"near": near, "far": far})
+
+    return [at(100.0), at(100.0 + WINDOW_S)]
+
+
+SPENT = {"in_use": 12, "credits_limit": 12, "queue": 4}
+
+
+@pytest.mark.parametrize(
+    ("waits", "given", "expected"),
+    [
+        (0.1, {}, "sampling-bound"),
+        (0.8, {}, "transport-bound"),
+        (0.8, {**SPENT}, "sampling-bound"),
+        (0.8, {**SPENT, "late": True}, "transport-bound"),
+        (0.8, {**SPENT, "late": True, "seconds": 0.19}, "transport-bound"),
+        (0.8, {**SPENT, "late": True, "seconds": 0.21}, "sampling-bound"),
+        (0.1, {**SPENT, "late": True}, "sampling-bound"),
+    ],
+)
+def test_a_node_whose_actors_wait_for_its_link_is_named(
+    waits: float, given: dict[str, Any], expected: str
+) -> None:
+    """Among many others, too. Actors wait for the link if credits are free, or if they rest because
+    they were late and not because their environments are slow.
+    """
+    found = diagnose(far_looks(waits=waits, **given), configured())
+    assert expected == found.verdict
+    if expected == "transport-bound":
+        assert "node far has the slowest connection" in found.advice
+        assert "its actors wait 80% of the time" in found.advice
+        assert ("1 of its 1 actors rest" in found.advice) == bool(given.get("late"))
+
+
 @pytest.mark.parametrize(
     ("learner", "actors", "side", "expected"),
     [

@@ -262,6 +262,8 @@ class FakeRun:
                     ready=True,
                     cores=4,
                     hosts=2,
+                    actors=("actor-0", "actor-1"),
+                    late=(),
                     silent_s=0.25,
                     round_trip_s=0.002,
                     weights_lag=1,

@@ -937,6 +937,10 @@ class NodeStatistics:
     ready: bool = field(metadata=metric("1 while the node takes hosts.", name="node_ready"))
     cores: int = field(metadata=metric("Cores that the node offers.", name="node_cores"))
     hosts: int = field(metadata=metric("Host processes on the node.", name="node_hosts"))
+    actors: tuple[str, ...]
+    """Names of the actors on the node that have had a grant there."""
+    late: tuple[str, ...]
+    """Of them, those that rest because the learner has waited for their trajectories."""
     silent_s: float = field(
         metadata=metric("Time since the node was last heard.", name="node_silent_seconds")
     )

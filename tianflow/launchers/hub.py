@@ -98,6 +98,8 @@ class NodeHostProcess:
         """Asks the host to hand over what it has, and to end."""
         self.cause = ""
         """Why it ended, if the node is the reason."""
+        self.actors: set[str] = set()
+        """Actors of the host that have had a grant."""
 
     @property
     def node(self) -> str:
@@ -161,6 +163,7 @@ class NodeLink:
     def send(self, message: object) -> None:
         """To the host, in order."""
         if isinstance(message, Granted):
+            self._process.actors.add(message.holder)
             self._node.granting(message.grant)
         self._node.post(ToHost(self._number, MESSAGES.encode(message)))
 
@@ -707,10 +710,11 @@ class NodeHub:
 
     def statistics(self) -> dict[str, NodeStatistics]:
         """See `tianflow.interfaces.NodesView`."""
-        now, published = time.monotonic(), self._run.exchange.ledger.published
-        found = {}
+        now, ledger = time.monotonic(), self._run.exchange.ledger
+        published, late, found = ledger.published, ledger.lateness.late, {}
         for node in self._nodes.values():
             traffic = node.traffic
+            actors = {name for process in node.hosts.values() for name in process.actors}
             weights = NO_VERSION if traffic is None else traffic.weights
             sent, received = self._bytes.get(node.name, (Counter[str](), Counter[str]()))
             lag = published.number - weights.number if weights.lineage == published.lineage else 0
@@ -719,6 +723,8 @@ class NodeHub:
                 ready=node.works(),
                 cores=node.cores,
                 hosts=len(node.hosts),
+                actors=tuple(sorted(actors)),
+                late=tuple(sorted(actors & late)),
                 silent_s=now - node.heard,
                 round_trip_s=0.0 if traffic is None else traffic.round_trip_s,
                 weights_lag=max(0, lag),

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tianflow.config.model import Config
-from tianflow.core.statistics import ComponentStatistics, Diagnosis, RunStatistics
+from tianflow.core.statistics import (
+    ComponentStatistics,
+    Diagnosis,
+    NodeStatistics,
+    RunStatistics,
+)
 from tianflow.logs import logger
 from tianflow.observability.stalls import stalled
 from tianflow.observability.throughput_model import Forecast
@@ -156,7 +161,7 @@ def _verdict(window: Window) -> str:
         learner, actors = learner and window.blocked("draw"), actors and window.blocked("insert")
         if not learner and not actors:
             return "transport-bound"
-    elif learner and actors and not window.credits_spent:
+    elif learner and (window.held_up or (actors and not window.credits_spent)):
         return "transport-bound"
     if learner and actors:
         return "balance-bound"
@@ -307,20 +312,36 @@ def _transport(window: Window) -> Advice:
         f"{ledger.queue} queued, {window.stepping:.1f} actors stepping): longer trajectories "
         "(actors.rollout_steps) need fewer messages"
     )
-    return sentence + _slowest_node(window.run), {}, None
+    return sentence + _slowest_node(window), {}, None
 
 
-def _slowest_node(run: RunStatistics) -> str:
+def _slowest_node(window: Window) -> str:
     """The node whose connection is the slowest, in words; "" without nodes."""
-    if not run.nodes:
+    nodes, held_up = window.run.nodes, window.held_up
+    if not nodes:
         return ""
-    name, node = max(run.nodes.items(), key=lambda found: (not found[1].up, found[1].round_trip_s))
+    name, node = max(
+        nodes.items(), key=lambda found: (not found[1].up, found[0] == held_up, _delay(found[1]))
+    )
     if not node.up:
         return f"; node {name} is not connected"
-    return (
+    sentence = (
         f"; node {name} has the slowest connection (round trip {node.round_trip_s:.2g} s, "
         f"{node.weights_lag} versions behind)"
     )
+    if name == held_up:
+        sentence += f", and its actors wait {window.waits_of(node):.0%} of the time"
+    if node.late:
+        sentence += (
+            f"; {len(node.late)} of its {len(node.actors)} actors rest, because a full batch had "
+            "to wait for them: a larger balance.max_staleness or fewer actors.rollout_steps would "
+            "let them work"
+        )
+    return sentence
+
+
+def _delay(node: NodeStatistics) -> tuple[float, int]:
+    return node.round_trip_s, node.weights_lag
 
 
 def _balance(window: Window) -> Advice:

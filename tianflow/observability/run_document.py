@@ -279,6 +279,10 @@ class NodeState(JsonDocument):
     """True while it takes hosts."""
     cores: NonNegativeInt
     hosts: NonNegativeInt
+    actors: tuple[str, ...]
+    """Names of its actors."""
+    late: tuple[str, ...]
+    """Of them, those that rest because the learner has waited for their trajectories."""
     silent_s: float
     """Seconds since it was last heard."""
     round_trip_s: float

@@ -11,7 +11,12 @@ from tianflow.config.model import Config
 from tianflow.config.rules import cores_of_learner
 from tianflow.core.devices import cores
 from tianflow.core.moments import Moments, moments
-from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
+from tianflow.core.statistics import (
+    ComponentStatistics,
+    NodeStatistics,
+    RunStatistics,
+    TimeShares,
+)
 from tianflow.observability.throughput_model import Forecast, Side, forecast
 
 NOTICEABLE = 0.15
@@ -52,8 +57,17 @@ class Window:
     @cached_property
     def shares(self) -> dict[str, dict[str, float]]:
         """Mean share of each state by role, over the components that worked or waited."""
-        before = {component.name: component.time for component in self.samples[0].components}
         found: dict[str, list[dict[str, float]]] = {}
+        for component in self.run.components:
+            if component.name in self._shares:
+                found.setdefault(component.role, []).append(self._shares[component.name])
+        return {role: _mean(shares) for role, shares in found.items()}
+
+    @cached_property
+    def _shares(self) -> dict[str, dict[str, float]]:
+        """Share of each state, of the components that worked or waited, by name."""
+        before = {component.name: component.time for component in self.samples[0].components}
+        found = {}
         for component in self.run.components:
             seconds = time_between(
                 before.get(component.name), component.time, self.samples[0].now, self.run.now
@@ -64,10 +78,8 @@ class Window:
                 if state not in IDLE and value > 0.0
             }
             if total := sum(counted.values()):
-                found.setdefault(component.role, []).append(
-                    {state: value / total for state, value in counted.items()}
-                )
-        return {role: _mean(shares) for role, shares in found.items()}
+                found[component.name] = {state: value / total for state, value in counted.items()}
+        return found
 
     @property
     def actors(self) -> int:
@@ -87,6 +99,50 @@ class Window:
     def actors_wait(self) -> float:
         """Mean share of the actors' time in which they waited for a credit."""
         return self.shares["actor"].get("waiting:grant", 0.0)
+
+    def waits_of(self, node: NodeStatistics) -> float:
+        """Mean share of time in which the actors of ``node`` waited for a credit."""
+        shares = [self._shares[name] for name in node.actors if name in self._shares]
+        return sum(share.get("waiting:grant", 0.0) for share in shares) / max(1, len(shares))
+
+    @cached_property
+    def held_up(self) -> str:
+        """The node whose link holds its actors up the most; "" if none does noticeably.
+
+        They wait for grants although credits are free, or rest because they were late. An actor
+        whose environments are slow is late by itself.
+        """
+        spent, found = self.credits_spent, [(NOTICEABLE, 0.0, "")]
+        for name, node in self.run.nodes.items():
+            if not spent or self._rests(name):
+                found.append((self.waits_of(node), node.round_trip_s, name))
+        return max(found)[2]
+
+    def _rests(self, name: str) -> bool:
+        """True if actors of node ``name`` rested noticeably, although their environments are as
+        fast as others.
+        """
+        late = [
+            any(actor not in self._slow for actor in sample.nodes[name].late)
+            for sample in self.samples
+            if name in sample.nodes
+        ]
+        return sum(late) > NOTICEABLE * len(late)
+
+    @cached_property
+    def _slow(self) -> set[str]:
+        """Actors whose trajectories take twice as long as those of the others on average."""
+        means = {
+            component.name: times.total / times.count
+            for component in self.run.components
+            if (times := component.distributions.get("trajectory_seconds")) and times.count
+        }
+        total = sum(means.values())
+        return {
+            name
+            for name, mean in means.items()
+            if len(means) > 1 and mean > 2.0 * (total - mean) / (len(means) - 1)
+        }
 
     @property
     def stepping(self) -> float:

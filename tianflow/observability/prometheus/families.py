@@ -49,6 +49,11 @@ def _evaluations(field: str) -> Reader:
     return rows
 
 
+def _late_actors(run: RunStatistics) -> Rows:
+    for name, node in run.nodes.items():
+        yield (name,), len(node.late)
+
+
 def _frames(run: RunStatistics) -> float:
     """Frames behind the steps of this process. The number of frames of a step is fixed."""
     return run.ledger.steps_committed * run.env_frames / run.env_steps if run.env_steps else 0
@@ -146,6 +151,12 @@ COMPUTED: tuple[Family, ...] = (
         "actors",
         "Actors that report.",
         one(lambda run: sum(component.role == "actor" for component in run.components)),
+    ),
+    gauge(
+        "node_late_actors",
+        "Actors on the node that rest, because the learner has waited for their trajectories.",
+        _late_actors,
+        "node",
     ),
     *REPLAY_COMPUTED,
 )
