@@ -355,10 +355,14 @@ def command_of(pid: int) -> str:
 
 @contextmanager
 def run(
-    folder: Path, *arguments: str, machine: Machine | None = None, **settings: object
+    folder: Path,
+    *arguments: str,
+    machine: Machine | None = None,
+    base: Mapping[str, object] = SMALL,
+    **settings: object,
 ) -> Iterator[LiveRun]:
-    """A run with `SMALL` settings and ``settings`` (``env__id`` means ``env.id``), on ``machine``;
-    nothing of it may be left afterwards.
+    """A run with the settings of ``base`` and ``settings`` (``env__id`` means ``env.id``), on
+    ``machine``; nothing of it may be left afterwards.
     """
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are wanted; this is the directory that must stay clean
     given = {key.replace("__", "."): value for key, value in settings.items()}
@@ -366,7 +370,7 @@ def run(
     with _watched(
         LiveRun(
             folder,
-            {**SMALL, **given, "run.name": name},
+            {**base, **given, "run.name": name},
             arguments or ("cartpole_ppo",),
             name,
             machine,

@@ -11,6 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
 from benchmarks.lib.oracle import (
     NBYTES,
     PER_LEARNER,
@@ -33,6 +37,7 @@ __all__ = [
     "OraclePolicy",
     "OracleSettings",
     "Use",
+    "WideEchoEnv",
     "Witness",
     "oracle_config",
     "until",
@@ -41,6 +46,23 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+class WideEchoEnv(EchoEnv):
+    """`EchoEnv` with observations of ``width`` numbers, so that trajectories have a size."""
+
+    def __init__(self, *, width: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.observation_space = spaces.Box(-1.0, 1e6, (width,), np.float32)
+        self._observation = np.zeros(width, np.float32)
+
+    def reset(self, **arguments: Any) -> tuple[NDArray[Any], dict[str, Any]]:
+        super().reset(**arguments)
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
+        _, *rest = super().step(action)
+        return (self._observation, *rest)
 
 
 def oracle_config(
