@@ -70,7 +70,7 @@ def cluster(
             for name in names
         ]
         with nodes(*made):
-            live.until("nodes work", lambda: live.metric("actors") == actors, within_s=90.0)
+            live.until("nodes work", lambda: live.metric("actors") == actors, within_s=60.0)
             if SLOW in names:
                 network[SLOW].limit(RATE)
             yield live

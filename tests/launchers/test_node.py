@@ -14,9 +14,10 @@ from typing import Any, cast
 import pytest
 
 from tests.support.settings import cartpole
+from tianflow.channels.frames import encode
 from tianflow.channels.keys import Keys
 from tianflow.channels.node_messages import NodeReady
-from tianflow.channels.tcp import TcpListener
+from tianflow.channels.tcp import Peer, TcpListener
 from tianflow.cli.node import parse_cores
 from tianflow.config.loading import load_config
 from tianflow.core.process_table import carries, processes
@@ -149,6 +150,43 @@ def test_doorbells_of_head_and_node_have_room_for_servers_and_hosts() -> None:
     assert placement.bells_on_head(central) == 3  # type: ignore[arg-type]  # as far as it is read
     assert placement.bells_on_node(central) == 2 + placement.MOST_ASKING  # type: ignore[arg-type]
     assert placement.hosts_on_nodes(central) == 9  # type: ignore[arg-type]
+
+
+def test_a_node_says_nothing_but_its_greeting_until_it_is_welcomed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway closes the connection of a stranger that says anything else. Over a link with a
+    long round trip, the first signs of life would be due before the welcome.
+    """
+    monkeypatch.setattr(nodes, "BEAT_S", 0.01)
+    path = tmp_path / "join.toml"
+    beats = 20
+
+    async def run() -> None:
+        listener, heard = TcpListener("tcp://127.0.0.1:*"), list[tuple[Peer, str]]()
+        listener.serve(lambda peer, message: heard.append((peer, message.kind)), lambda: None)
+        JoinFile("r", listener.address, None).write(path)
+        member = Membership(join=JoinFile.read(path), name="n", cores=1, before="")
+        task = asyncio.create_task(member.run())
+
+        async def hear(kind: str) -> Peer:
+            while kind not in [said for _, said in heard]:
+                await asyncio.sleep(0.001)
+            return next(peer for peer, said in heard if said == kind)
+
+        async with asyncio.timeout(PATIENCE_S):
+            peer = await hear("hello")
+            await asyncio.sleep(beats * nodes.BEAT_S)  # that nothing comes is the experiment
+            assert [said for _, said in heard] == ["hello"]
+            listener.send(peer, encode("welcome", 0, ["n", 0, True, 5.0]))
+            await hear("beat")
+            member.leave()
+            await hear("up")
+            listener.send(peer, encode("ended", 0, None))
+            assert await task == "ended"
+        listener.close()
+
+    asyncio.run(run())
 
 
 def test_hosts_are_not_read_while_too_many_messages_wait(

@@ -148,7 +148,7 @@ class Membership:
         """True once the run has accepted this node."""
         self.last_error = "it does not answer"
         """Why there is no connection."""
-        self._outage = False
+        self._outage = self._welcomed = False
         self._echo = 0.0
         self._slots: SharedTransport | None = None
         self._weights: SharedWeights | None = None
@@ -224,6 +224,7 @@ class Membership:
             return
         self._connection = TcpConnection(self._context, self._join.address, keys=self._join.keys)
         self._connection.serve(self._receive, self._lost)
+        self._welcomed = False
         self._send(
             "hello",
             0,
@@ -275,7 +276,10 @@ class Membership:
         return found
 
     def _send(self, kind: str, number: int, body: object) -> None:
-        if self._connection is not None:
+        """Send on this connection. Until it is welcomed, the gateway accepts a greeting only; what
+        is left out is due again then.
+        """
+        if self._connection is not None and (self._welcomed or kind == "hello"):
             # a connection that takes nothing more is over; its error follows
             with contextlib.suppress(BrokenChannelError):
                 self._connection.send(encode(kind, number, body))
@@ -318,6 +322,7 @@ class Membership:
         if self._outage:
             log.info("connected to the head again", node=self._name)
         self._lease_s, self.admitted, self._outage = lease_s, True, False
+        self._welcomed = True
         self._stream.connected(received)
         self._pump()
         self._say_stored()
