@@ -163,21 +163,22 @@ def test_a_node_says_nothing_but_its_greeting_until_it_is_welcomed(
     beats = 20
 
     async def run() -> None:
-        listener, heard = TcpListener("tcp://127.0.0.1:*"), list[tuple[Peer, str]]()
-        listener.serve(lambda peer, message: heard.append((peer, message.kind)), lambda: None)
+        listener, heard = TcpListener("tcp://127.0.0.1:*"), asyncio.Queue[tuple[Peer, str]]()
+        listener.serve(lambda peer, message: heard.put_nowait((peer, message.kind)), lambda: None)
         JoinFile("r", listener.address, None).write(path)
         member = Membership(join=JoinFile.read(path), name="n", cores=1, before="")
         task = asyncio.create_task(member.run())
 
         async def hear(kind: str) -> Peer:
-            while kind not in [said for _, said in heard]:
-                await asyncio.sleep(0.001)
-            return next(peer for peer, said in heard if said == kind)
+            said = ""
+            while said != kind:
+                peer, said = await heard.get()
+            return peer
 
         async with asyncio.timeout(PATIENCE_S):
             peer = await hear("hello")
             await asyncio.sleep(beats * nodes.BEAT_S)  # that nothing comes is the experiment
-            assert [said for _, said in heard] == ["hello"]
+            assert heard.empty()
             listener.send(peer, encode("welcome", 0, ["n", 0, True, 5.0]))
             await hear("beat")
             member.leave()
