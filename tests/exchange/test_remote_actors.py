@@ -26,16 +26,24 @@ from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.exchange.exchange import Exchange
 from tianflow.ledger.ledger import Ledger
 
-STEPS, STEP_S, UPDATE_S, LATENCY_S = 16, 0.01, 0.01, 0.001
+STEPS, STEP_S, UPDATE_S, EVERY_S = 16, 0.01, 0.01, 20.0
 SLOTS = 64
 
 
 @dataclass(frozen=True)
 class Link:
-    """Seconds that a trajectory and a version of the weights occupy a link."""
+    """Seconds that a trajectory and a version of the weights occupy a link, and that a message takes.
+    For ``stall_s`` of each 20 seconds, no message passes.
+    """
 
     trajectory_s: float = 0.002
     weights_s: float = 0.001
+    latency_s: float = 0.001
+    stall_s: float = 0.0
+
+    def late(self, now: float, occupied_s: float = 0.0) -> float:
+        """Seconds until a message arrives that is sent at ``now``."""
+        return occupied_s + self.latency_s + max(0.0, self.stall_s - now % EVERY_S)
 
 
 class Node:
@@ -53,7 +61,8 @@ class Node:
         if self.sending or newest <= self.version:
             return
         self.sending = True
-        self.world.after(self.link.weights_s + LATENCY_S, lambda: self._store(newest))
+        delay = self.link.late(self.world.now, self.link.weights_s)
+        self.world.after(delay, lambda: self._store(newest))
 
     def _store(self, version: Version) -> None:
         self.version, self.sending = version, False
@@ -73,7 +82,8 @@ class Node:
     def to_head(self, occupied_s: float, act: Callable[[], None]) -> None:
         """Do ``act`` at the head once what was sent before has arrived."""
         self.free_at = max(self.world.now, self.free_at) + occupied_s
-        self.world.after(self.free_at - self.world.now + LATENCY_S, act)
+        delay = self.link.late(self.world.now, self.free_at - self.world.now)
+        self.world.after(delay, act)
 
 
 class Actor:
@@ -98,7 +108,8 @@ class Actor:
 
     def _granted(self, grant: Grant | None) -> None:
         assert grant is not None
-        self.world.after(LATENCY_S, lambda: self.node.hold(grant, lambda: self._line_up(grant)))
+        delay = self.node.link.late(self.world.now)
+        self.world.after(delay, lambda: self.node.hold(grant, lambda: self._line_up(grant)))
 
     def _line_up(self, grant: Grant) -> None:
         self._requested -= 1
@@ -192,7 +203,8 @@ class World:
 
     def _request_cut(self, _: int, ticket: int) -> None:
         for actor in self.actors:
-            self.after(LATENCY_S, lambda actor=actor: actor.cut(ticket))
+            delay = actor.node.link.late(self.now)
+            self.after(delay, lambda actor=actor: actor.cut(ticket))
 
     def _publish(self) -> None:
         for node in self.nodes:
@@ -218,7 +230,7 @@ class World:
         self.after(UPDATE_S, settle)
 
 
-FAST = Link()
+FAST, STALLING = Link(), Link(latency_s=0.05, stall_s=2.0)
 SLOW = Link(trajectory_s=0.4, weights_s=0.1)
 BOUND = 4
 
@@ -254,6 +266,19 @@ def test_a_slow_link_leaves_nine_tenths_of_their_rate_to_others(link: Link, acto
         assert unlimited.steps(0) < 0.9 * alone
 
 
+def test_a_stalling_link_leaves_nine_tenths_of_their_rate_to_others_and_a_slow_one_its_own() -> (
+    None
+):
+    """An actor rests for its own losses only."""
+    alone = World((2, FAST), bound=12).run(200.0).steps(0)
+    fast, slow, stalling = map(
+        World((2, FAST), (2, SLOW), (2, STALLING), bound=12).run(200.0).steps, range(3)
+    )
+    assert 0.9 * alone <= fast
+    assert slow > 0.05 * alone
+    assert stalling > 0.05 * alone
+
+
 def test_with_a_larger_share_late_actors_do_more_and_others_less() -> None:
     worlds = [
         World((1, FAST), (1, SLOW), bound=2, share=share).run(100.0) for share in (0.02, 0.1, 1.0)
@@ -270,7 +295,7 @@ def test_late_actors_do_not_rest_where_no_other_is() -> None:
 
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.1, 0.5, 2.0])
-LINKS = st.builds(Link, SECONDS, SECONDS)
+LINKS = st.builds(Link, SECONDS, SECONDS, SECONDS, SECONDS)
 
 
 @examples(40)

@@ -32,6 +32,10 @@ def call_later(delay: float, act: Callable[[], None]) -> Callable[[], None]:
     return asyncio.get_running_loop().call_later(delay, act).cancel
 
 
+def _do_nothing() -> None:
+    """Cancel a call that was not made."""
+
+
 class Exchange:
     """Queues of requests for grants and batches; `Ledger` holds all state of tickets.
 
@@ -61,7 +65,7 @@ class Exchange:
         self._holders: set[str] = set()
         self._pulling: tuple[Version, DeliverBatch] | None = None
         self._cancel_call: Callable[[], None] | None = None
-        self._cancel_rest: Callable[[], None] | None = None
+        self._cancel_rest: Callable[[], None] = _do_nothing
         self._ended = False
         self._holds: set[str] = set()
         self._settled: list[Callable[[], None]] = []
@@ -206,8 +210,7 @@ class Exchange:
         """The run ends: every request, waiting or later, gets the end."""
         self._ended = True
         self._cancel_timer()
-        if self._cancel_rest is not None:
-            self._cancel_rest()
+        self._cancel_rest()
         while self._requests:
             self._requests.popleft()[1](None)
         if self._pulling is not None:
@@ -259,14 +262,11 @@ class Exchange:
             lateness.costs(self._clock())
 
     def _grant_after_rest(self, now: float) -> None:
-        """Grant again when late holders have rested. A trajectory that arrives does it, too."""
-        if self._cancel_rest is None and now < self.ledger.lateness.until:
-            delay = self.ledger.lateness.until - now + 0.001
-            self._cancel_rest = self._call_later(delay, self._end_rest)
-
-    def _end_rest(self) -> None:
-        self._cancel_rest = None
-        self._pump()
+        """Grant again when a late holder has rested. A trajectory that arrives does it, too."""
+        self._cancel_rest()
+        until = self.ledger.lateness.next_end(now)
+        if until is not None:
+            self._cancel_rest = self._call_later(until - now + 0.001, self._pump)
 
     def _take(self) -> None:
         if self._pulling is None:

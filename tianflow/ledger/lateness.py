@@ -10,9 +10,9 @@ class Lateness:
     """Holders on other machines that the learner has waited for, although a full batch was there.
 
     Credits of a batch return after it. So others lose the time from when one of them needs a credit
-    until the end of the wait. A loss of w seconds is made up for in w / share seconds since the end
-    of the loss before. Until then the holders that caused it rest: they get no grant. So late
-    holders cost others at most ``share`` of the time, however slow they are.
+    until the end of the wait. If n holders are late, each of them makes up for its loss of w
+    seconds in w * n / share seconds since its last one. Until then it rests: it gets no grant. So
+    late holders cost others at most ``share`` of the time, however slow they are.
 
     Afterwards they return one after the other: the next one when the trajectory of the last one has
     arrived. Those that share a link come back until it carries no more in time. Plain data; time
@@ -26,19 +26,20 @@ class Lateness:
         self._blocking: set[str] = set()
         self._since: float | None = None
         """Time since which others wait for the end of the wait."""
-        self._last = -math.inf
-        """Time of the end of the last loss."""
-        self.until = -math.inf
-        """Time at which all losses are made up for. Late holders rest until then."""
+        self._last: dict[str, float] = {}
+        """End of the last loss, by the holder that caused it."""
+        self._until: dict[str, float] = {}
+        """Time at which the losses are made up for, by the holder that caused them."""
+        self._last_of_all = -math.inf
 
     @property
     def late(self) -> set[str]:
-        """Holders whose last trajectory was late, or that rest since."""
+        """Holders whose last trajectory was late, or that rest since. Read-only."""
         return self._late
 
     @property
     def blocking(self) -> set[str]:
-        """Holders that the learner waits for."""
+        """Holders that the learner waits for. Read-only."""
         return self._blocking
 
     def waits(self, holders: Iterable[str]) -> None:
@@ -53,9 +54,13 @@ class Lateness:
     def ends(self, now: float, share: float) -> None:
         """The learner does not wait, or no longer. If it cost others time, the holders rest."""
         if self._since is not None and self._blocking and share < 1.0:
-            self.until = max(self.until, self._last) + (now - self._since) / share
-            self._last = now
             self._late |= self._blocking
+            for holder in self._blocking:
+                last = self._last.get(holder, self._last_of_all)
+                begin = max(last, self._until.get(holder, last))
+                self._until[holder] = begin + (now - self._since) * len(self._late) / share
+                self._last[holder] = now
+            self._last_of_all = now
             if self._returning in self._blocking:
                 self._returning = ""
         self.cancel()
@@ -67,7 +72,12 @@ class Lateness:
 
     def rests(self, holder: str, now: float) -> bool:
         """True if ``holder`` gets no grant at ``now``."""
-        return holder in self._late and (now < self.until or self._returning != "")
+        return holder in self._late and (self._returning != "" or now < self._until[holder])
+
+    def next_end(self, now: float) -> float | None:
+        """Time of the next end of a rest after ``now``; None if there is none."""
+        ends = (self._until[holder] for holder in self._late)
+        return min((end for end in ends if end > now), default=None)
 
     def granted(self, holder: str) -> None:
         """``holder`` has got a ticket."""
@@ -82,8 +92,10 @@ class Lateness:
                 self._late.discard(holder)
 
     def lost(self, holder: str) -> None:
-        """``holder`` has no ticket any more, or has ended: another one may return."""
-        self._late.discard(holder)
-        self._blocking.discard(holder)
+        """``holder`` has ended. Another one may have its name."""
+        for those in (self._late, self._blocking):
+            those.discard(holder)
+        for times in (self._last, self._until):
+            times.pop(holder, None)
         if self._returning == holder:
             self._returning = ""
