@@ -19,7 +19,7 @@ from tests.support.relay import relay
 from tianflow.config.loading import load_config, to_toml
 from tianflow.rundir.join_file import NAME, JoinFile
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SLOW, FAR = "slow", "far"
 """Nodes: one whose cable carries `RATE`, one behind a relay that is late and stalls."""
 RATE = "10mbit"
@@ -70,7 +70,7 @@ def cluster(
             for name in names
         ]
         with nodes(*made):
-            live.until("nodes work", lambda: live.metric("actors") == actors, within_s=60.0)
+            live.until("nodes work", lambda: live.metric("actors") == actors, within_s=180.0)
             if SLOW in names:
                 network[SLOW].limit(RATE)
             yield live
