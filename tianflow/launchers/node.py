@@ -276,8 +276,8 @@ class Membership:
         return found
 
     def _send(self, kind: str, number: int, body: object) -> None:
-        """Send on this connection. Until it is welcomed, the gateway accepts a greeting only; what
-        is left out is due again then.
+        """Send on this connection. Until the welcome the gateway accepts a greeting only. Other
+        messages are due again then.
         """
         if self._connection is not None and (self._welcomed or kind == "hello"):
             # a connection that takes nothing more is over; its error follows
