@@ -196,6 +196,37 @@ def test_a_close_leaves_no_timer_of_a_rest() -> None:
     assert {} == rest.timers.due
 
 
+def test_a_batch_begins_when_a_ticket_turns_out_to_have_begun_with_newer_weights() -> None:
+    """One trajectory a batch, bound 1. The batch for version 1 waits for a grant of version 0."""
+    exchange = Exchange(
+        ledger=Ledger(
+            limits=Limits(batch=1, max_staleness=1, credits=2, patience=None), slots=4, remote=True
+        ),
+        arena=heap_arena(small_layout(), 4),
+        clock=lambda: 0.0,
+        call_later=Timers().call_later,
+    )
+    grants: list[Grant | None] = []
+    batches: list[Batch | None] = []
+    exchange.open_lineage(Version(1, 0))
+    for update in range(2):
+        for _ in range(2 - update):
+            exchange.request_grant("a", grants.append)
+        grant = grants[-1]
+        assert grant is not None
+        exchange.begin(grant.ticket, grant.version)
+        exchange.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version))
+        exchange.request_batch(Version(1, update), batches.append)
+        if not update:
+            exchange.settle(Settlement(Version(1, 1), (grant.ticket,), 1, published=True))
+    assert 1 == len(batches)
+    first = grants[0]
+    assert first is not None
+    exchange.begin(first.ticket, Version(1, 1))
+    assert 2 == len(batches)
+    exchange.close()
+
+
 def test_a_wait_is_a_loss_from_when_another_holder_needs_a_credit() -> None:
     """One trajectory a batch, bound 1: two credits. ``far`` has one, and blocks version 1."""
     timers = Timers()

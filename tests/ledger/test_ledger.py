@@ -649,10 +649,15 @@ def test_a_grant_that_does_not_arrive_in_time_is_given_up_and_has_not_begun() ->
 
 
 def test_no_batch_waits_for_a_grant_that_is_of_use_with_a_newer_version_only() -> None:
-    bench, far = granted_long_ago()
-    bench.limit(max_staleness=0)
+    """The bound was lowered meanwhile."""
+    bench = Bench(batch=1, bound=2, remote=True)
+    far = bench.granted("far")
+    bench.update(bound=2)
+    bench.update(bound=2)
+    bench.committed(2)
+    bench.limit(max_staleness=1)
     assert isinstance(bench.take(now=5.0), Batch)
-    assert bench.ledger.begin(far.ticket, bench.v(1))
+    assert bench.ledger.begin(far.ticket, bench.v(2))
 
 
 def costly(**limits: Any) -> tuple[Bench, Grant]:
