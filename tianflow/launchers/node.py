@@ -27,6 +27,7 @@ from tianflow.channels.frames import MalformedMessageError, Message, encode, joi
 from tianflow.channels.link import RelayLink
 from tianflow.channels.messages import Granted, Handlers
 from tianflow.channels.node_messages import (
+    DEAD_S,
     PROTOCOL,
     CloseNode,
     ForkHost,
@@ -221,7 +222,9 @@ class Membership:
     def _connect(self) -> None:
         if self.ended.done():
             return
-        self._connection = TcpConnection(self._context, self._join.address, keys=self._join.keys)
+        self._connection = TcpConnection(
+            self._context, self._join.address, keys=self._join.keys, dead_after_s=DEAD_S
+        )
         self._connection.serve(self._receive, self._lost)
         self._send(
             "hello",
