@@ -55,7 +55,7 @@ def make(size: Plan) -> Benchmark:
             ),
         ),
         units=units(),
-        settings=settings(),
+        settings={"minutes": seconds / 60, **settings()},
         seeds=tuple(range(1, 1 + size.rounds)),
         notes=notes,
     )
