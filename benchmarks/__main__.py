@@ -35,11 +35,19 @@ NAMES = (
     "forecast",
     "inference",
 )
-LONG = ("stalled", "storm", "pong_gpu", "learner_gpu", "peers_cartpole", "peers_pong")
+LONG = (
+    "stalled",
+    "storm",
+    "node_faults",
+    "pong_gpu",
+    "learner_gpu",
+    "peers_cartpole",
+    "peers_pong",
+)
 """Benchmarks that run only when they are named. They take half an hour, or need a GPU, or need the
 peers that `make bench-peers` installs.
 """
-STUDIES = ("stalled", "storm")
+STUDIES = ("stalled", "storm", "node_faults")
 """Benchmarks that lie in ``studies`` because of their length. The others lie in ``suites``."""
 
 
@@ -81,7 +89,9 @@ def arguments(given: list[str]) -> argparse.Namespace:
         help="seconds of training in each run of peers_cartpole, peers_pong and forecast "
         "(default: chosen by the benchmark)",
     )
-    parser.add_argument("--minutes", type=float, help="minutes of storm (default: 30)")
+    parser.add_argument(
+        "--minutes", type=float, help="minutes of storm and node_faults (default: 30)"
+    )
     parser.add_argument("--cores", type=_cores, help="cores to use, such as 0,1 (default: all)")
     parser.add_argument(
         "--results",

@@ -35,7 +35,7 @@ class Plan:
         scratch: directory for the files of runs.
         seconds: length of training in each run of the benchmarks with peers and of forecast. None:
             the benchmark chooses it.
-        minutes: length of the storm. None: the benchmark chooses it.
+        minutes: length of the storm, or of the faults of nodes. None: the benchmark chooses it.
     """
 
     quick: bool

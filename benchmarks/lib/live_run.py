@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.lib.harness import BenchmarkError
 from benchmarks.lib.machine import ROOT, clean_environment
+from benchmarks.lib.namespaces import Machine
 from tianflow.core.process_table import carries, processes
 from tianflow.rundir.control_file import ControlFile
 
@@ -136,6 +137,7 @@ class LiveRun:
         logs: directory for its output. It is not the directory of runs, because that may be full.
         arguments: of ``train``.
         environment: variables besides those of this process.
+        machine: where it runs; None: here.
     """
 
     def __init__(
@@ -146,18 +148,19 @@ class LiveRun:
         logs: Path,
         arguments: Sequence[str],
         environment: Mapping[str, str],
+        machine: Machine | None = None,
     ) -> None:
-        self.name, self.directory = name, runs / name
+        self.name, self.directory, self._machine = name, runs / name, machine
         self.mark = uuid.uuid4().hex
         self._out, self._err = (logs / f"{self.mark}.{stream}" for stream in ("out", "err"))
         self._shared_before = set(_shared_files())
         self._contact: tuple[str, int, str] | None = None
         self._own: dict[int, bool] = {}
-        command = (sys.executable, "-m", "tianflow", "train", *arguments)
         options = ("--plain", "--json", "--runs-dir", str(runs))
+        command = [sys.executable, "-m", "tianflow", "train", *arguments, *options]
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
-                [*command, *options],
+                command if machine is None else machine.command(*command),
                 cwd=ROOT,
                 env={**clean_environment(os.environ), **environment, MARK: self.mark},
                 stdin=subprocess.DEVNULL,
@@ -221,18 +224,26 @@ class LiveRun:
         if if_match:
             headers["If-Match"] = if_match
         data = None if body is None else json.dumps(body).encode()
-        began = time.monotonic()
-        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
-        try:
-            connection.request(method, path, data, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-            etag = answer.headers.get("ETag", "")
-            return Answer(answer.status, content, etag, time.monotonic() - began)
-        except (OSError, http.client.HTTPException) as error:
-            return Answer(0, repr(error).encode(), "", time.monotonic() - began)
-        finally:
-            connection.close()
+
+        def ask() -> Answer:
+            began = time.monotonic()
+            connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+            try:
+                connection.request(method, path, data, headers)
+                answer = connection.getresponse()
+                content = answer.read()
+                etag = answer.headers.get("ETag", "")
+                return Answer(answer.status, content, etag, time.monotonic() - began)
+            except (OSError, http.client.HTTPException) as error:
+                return Answer(0, repr(error).encode(), "", time.monotonic() - began)
+            finally:
+                connection.close()
+
+        return self._there(ask)
+
+    def _there(self, work: Callable[[], T]) -> T:
+        """Call ``work`` where the run is."""
+        return work() if self._machine is None else self._machine.within(work)
 
     def resource(self, name: str) -> str:
         """Return the path of a resource of the run."""
@@ -294,8 +305,10 @@ class LiveRun:
             for name in sorted(names)
             if "tianflow" in name or "torch" in name
         ]
-        if self._contact is not None and _listens(*self._contact[:2]):
-            found.append(f"a listening socket at {self._contact[0]}:{self._contact[1]}")
+        if self._contact is not None:
+            host, port, _ = self._contact
+            if self._there(lambda: _listens(host, port)):
+                found.append(f"a listening socket at {host}:{port}")
         return found
 
 

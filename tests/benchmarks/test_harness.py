@@ -31,7 +31,7 @@ from benchmarks.lib.harness import (
 )
 from benchmarks.lib.machine import Load, Reading
 from benchmarks.lib.paced import Pace
-from benchmarks.studies import stalled, storm
+from benchmarks.studies import node_faults, stalled, storm
 from benchmarks.suites import (
     actors,
     channels,
@@ -559,7 +559,16 @@ def test_windows_merge_into_means_and_pooled_lags() -> None:
 
 
 MADE = [
-    *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled, storm, pong_gpu),
+    *(
+        impala_cartpole,
+        cost_of_balance,
+        freshness,
+        many_actors,
+        stalled,
+        storm,
+        node_faults,
+        pong_gpu,
+    ),
     *(
         channels,
         transports,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -120,6 +121,38 @@ def test_messages_go_both_ways(encrypted: bool) -> None:
         counted(listener, lambda found: found.ended == 1)
         assert ListenerStatistics(1, 1, 1, 1, 0, 0) == listener.statistics()
         assert 0 == listener.statistics().cut
+
+
+@pytest.mark.parametrize(("dead_after_s", "milliseconds"), [(None, 0), (1.5, 1500)])
+def test_data_without_an_acknowledgement_end_a_connection_if_that_is_wanted(
+    dead_after_s: float | None, milliseconds: int
+) -> None:
+    with ends(dead_after_s=dead_after_s) as (listener, connect):
+        connection = connect(dead_after_s=dead_after_s)
+        connection.send(encode("ask", 1, None))
+        peer, _ = heard(listener)
+        ours = [peer.descriptor, *connected_to(listener.address)]
+        assert len(ours) == 2
+        for descriptor in ours:
+            with socket.socket(fileno=os.dup(descriptor)) as end:
+                found = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                assert milliseconds == found
+
+
+def connected_to(address: str) -> list[int]:
+    """Descriptors of this process whose sockets are connected to ``address``."""
+    found = []
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers are wanted
+        with suppress(OSError):  # closed meanwhile, or not connected
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as end:
+                if end.family != socket.AF_INET:
+                    continue
+                host, port = end.getpeername()
+                if f"tcp://{host}:{port}" == address:
+                    found.append(descriptor)
+    return found
 
 
 def test_a_connection_that_is_gone_is_not_reachable() -> None:

@@ -146,6 +146,28 @@ def test_a_connection_survives_a_cable_that_was_unplugged(network: Mapping[str, 
         assert 0 == client.wait(10)
 
 
+def test_a_mute_machine_hears_and_is_not_heard(network: Mapping[str, Machine]) -> None:
+    """A connection is half-open then: it waits, and goes on afterwards."""
+    head, node = network["head"], network["node-1"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with Server(head), node.start(sys.executable, "-c", ASK, head.address, **pipes) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert "there\n" == client.stdout.readline()
+        before = node.traffic.received
+        node.mute(head)
+        client.stdin.write("\n")
+        client.stdin.flush()
+        assert "asked\n" == client.stdout.readline()
+        with pytest.raises(MachineError, match="timed out"):
+            head.run(sys.executable, "-c", SEND.replace("=10", "=0.5"), node.address, "1")
+        assert before < node.traffic.received
+        assert client.poll() is None
+        node.unmute(head)
+        assert "b'!'\n" == client.stdout.readline()
+        assert 0 == client.wait(10)
+
+
 def test_a_limited_cable_carries_its_rate_in_each_direction(network: Mapping[str, Machine]) -> None:
     if reason := support.cannot_limit():
         pytest.skip(reason)

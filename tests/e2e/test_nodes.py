@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.lib.storm.clock import UnavailableError, WallClock
 from tests.e2e.harness import LiveRun, run
 from tests.e2e.test_oracle import Scraper, change, pid_of
 from tests.support.machines import Machine, machines, require_machines
-from tests.support.nodes import NodeProcess, nodes
+from tests.support.nodes import END_S, NodeProcess, nodes
 from tests.support.oracle import Witness, oracle_config, until, until_true
 from tianflow import api
 from tianflow.coordinator import Run
@@ -25,8 +27,10 @@ from tianflow.core.process_table import carries, processes
 from tianflow.rundir.join_file import NAME
 
 LEASE_S = 3.0
-CABLE_LEASE_S = 8.0
-"""Longer than the reconnection of TCP after a second without a cable."""
+CABLE_LEASE_S, OUTAGE_S = 9.0, 7.0
+"""TCP alone sends again 12 seconds after the begin of such an outage, and ZeroMQ ends a connection
+without heartbeats after 10 seconds. Both are too late.
+"""
 FAULTS = {
     "local": ("kill", "leave", "gateway", "pause", "lose", "both"),
     "central": ("kill", "gateway", "server"),
@@ -172,33 +176,56 @@ def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(
 
 @contextmanager
 def cluster(
-    folder: Path, **settings: object
+    folder: Path,
+    *,
+    lease_s: float = CABLE_LEASE_S,
+    spare: Sequence[str] = (),
+    clock: Mapping[str, str] | None = None,
+    **settings: object,
 ) -> Iterator[tuple[LiveRun, Mapping[str, Machine], list[NodeProcess]]]:
     """A run on a head with two nodes, each a machine with a cable. Nodes that are not lost have to
     leave in order at its end.
+
+    Args:
+        folder: for the run and for logs.
+        lease_s: ``cluster.lease_s``.
+        spare: further machines, without nodes.
+        clock: environment variables of the node "two".
+        settings: of the run.
     """
     require_machines()
     with (
-        machines("head", "one", "two") as network,
+        machines("head", "one", "two", *spare) as network,
         run(
             folder,
             machine=network["head"],
             placement__launcher="nodes",
             cluster__expect=2,
-            cluster__lease_s=CABLE_LEASE_S,
+            cluster__lease_s=lease_s,
             **settings,
         ) as live,
     ):
-        join = live.directory / NAME
-        live.until("the join file", join.exists)
+        live.until("the join file", (live.directory / NAME).exists)
         pair = [
-            NodeProcess(join, name, folder / f"{name}.log", wrap=network[name].command)
+            node_on(network[name], live, environment=clock if name == "two" else None)
             for name in ("one", "two")
         ]
         with nodes(*pair):
             yield live, network, pair
             for node in pair:
                 assert node.leave() == 0, node.output
+
+
+def node_on(
+    machine: Machine, live: LiveRun, environment: Mapping[str, str] | None = None
+) -> NodeProcess:
+    return NodeProcess(
+        live.directory / NAME,
+        machine.name,
+        live.folder / f"{machine.name}.log",
+        wrap=machine.command,
+        environment=environment,
+    )
 
 
 def test_machines_train_and_weights_cross_each_cable_once(tmp_path: Path) -> None:
@@ -234,16 +261,22 @@ def test_machines_train_and_weights_cross_each_cable_once(tmp_path: Path) -> Non
         assert live.result["trajectories"]["dropped"].keys() <= {"stopped"}
 
 
-def test_a_cable_may_be_out_for_less_than_the_lease(tmp_path: Path) -> None:
+def test_a_link_may_be_down_for_less_than_the_lease(tmp_path: Path) -> None:
     """Nothing is lost then. Longer, and the node is lost: its actors work elsewhere until it is
     back.
     """
     with cluster(tmp_path) as (live, network, _):
         live.until_training()
-        with network["one"].unplugged():
-            time.sleep(1.0)  # its length is the experiment
-        live.until("it is heard", lambda: live.metrics()["node_silent_seconds", "one"] < 1.0)
+        ways = list(itertools.permutations((network["head"], network["one"])))
+        for speaker, hearer in ways:  # as if a router on the way lost all packets
+            speaker.mute(hearer)
+        time.sleep(OUTAGE_S)  # its length is the experiment
+        behind = live.metric("node_weights_lag", "one")
+        for speaker, hearer in ways:
+            speaker.unmute(hearer)
+        live.until("newer weights arrive", lambda: live.metric("node_weights_lag", "one") < behind)
         live.until_training(more=5)
+        assert hosts(live) == {"one": 1, "two": 1}
         assert live.restarts() == 0
         assert live.metric("trajectories_dropped_total", "node_lost") == 0
         network["one"].unplug()
@@ -256,6 +289,64 @@ def test_a_cable_may_be_out_for_less_than_the_lease(tmp_path: Path) -> None:
         live.until("it is back", lambda: live.metric("node_hosts", "one") == 1)
         live.until_training(more=5)
         assert live.metric("staleness_violations_total") == 0
+
+
+def test_links_may_be_half_open_clocks_wrong_and_nodes_come_and_go_at_once(tmp_path: Path) -> None:
+    """A half-open link costs the hosts of its node. A clock that is an hour off costs nothing."""
+    try:
+        clock = WallClock(tmp_path)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    clock.shift(3600.0)
+    spare = ("three", "four")
+    with cluster(tmp_path, lease_s=LEASE_S, spare=spare, clock=clock.environment) as (
+        live,
+        network,
+        (first, _),
+    ):
+        live.until_training()
+        for speaker, hearer in itertools.permutations((network["head"], network["one"])):
+            speaker.mute(hearer)
+            live.until("the node is lost", lambda: live.metric("node_hosts", "two") == 2)
+            live.until_training(more=5)
+            speaker.unmute(hearer)
+            live.until("it is back", lambda: hosts(live) == {"one": 1, "two": 1})
+            live.until("its actor works", lambda: live.status()["actors"]["reporting"] == 2)
+        live.until_training(more=5)
+        assert restarted(live, "node_lost") == 2
+        first.process.terminate()
+        added = [node_on(network[name], live) for name in spare]
+        with nodes(*added):
+            live.until("two others have the hosts", lambda: hosts(live) in SHARED)
+            live.until_training(more=5)
+            assert first.process.wait(END_S) == 0
+            assert [node.leave() for node in added] == [0, 0]
+        live.until("one node has them", lambda: hosts(live) == {"two": 2})
+        live.until_training(more=5)
+        assert restarted(live, "node_lost") == 2
+        assert live.metric("staleness_violations_total") == 0
+
+
+SHARED: tuple[dict[str, float], ...] = (
+    {"two": 1, "three": 1, "four": 0},
+    {"two": 1, "three": 0, "four": 1},
+    {"two": 0, "three": 1, "four": 1},
+)
+"""Hosts by node, when two hosts are on two of three nodes."""
+
+
+def hosts(live: LiveRun) -> dict[str, float]:
+    """Hosts by node."""
+    return {key[1]: value for key, value in live.metrics().items() if key[0] == "node_hosts"}
+
+
+def restarted(live: LiveRun, reason: str) -> float:
+    """How often hosts have started again because of ``reason``."""
+    return sum(
+        value
+        for key, value in live.metrics().items()
+        if key[0] == "component_restarts_total" and key[-1] == reason
+    )
 
 
 def test_a_node_that_cannot_make_the_environment_is_refused_with_the_reason(

@@ -288,6 +288,31 @@ def test_after_a_restart_of_the_gateway_the_messages_before_it_are_repetitions()
     play(scenario)
 
 
+def test_a_message_that_both_connections_of_a_node_carry_changes_no_slot_twice() -> None:
+    """The first one may arrive while the coordinator decides about the second connection. The slot
+    may belong to another trajectory when the message comes again.
+    """
+
+    async def scenario(world: World) -> None:
+        first = await world.join()
+        second = await world.connect()
+        second.send("hello", 0, {"name": "n"})
+        arrived = (await world.got(NodeArrived, 2))[-1]
+        first.up(1, b"a", [[1, 4, world.trajectory(4, 5)]])
+        await world.until("the first one", world.sent)
+        world.slots.arena.views(1)["reward"][...] = 7.0
+        world.link.send(AdmitNode(arrived.connection, "n", 0, False, 15.0))
+        await world.until("welcome", lambda: "welcome" in second.kinds())
+        assert second.received[0].body[1] == 0  # the coordinator has not acknowledged it
+        second.up(1, b"a", [[1, 4, world.trajectory(4, 5)]])
+        second.up(2, b"b")
+        await world.until("the second one", lambda: len(world.sent()) == 2)
+        assert [message.body for message in world.sent()] == [b"a", b"b"]
+        assert (world.slots.arena.views(1)["reward"] == 7.0).all()
+
+    play(scenario)
+
+
 def wrong_dtype(world: World) -> list[Any]:
     return [1, 4, {**world.trajectory(4, 5), "reward": np.ones((4, 2), np.int64)}]
 
@@ -593,7 +618,8 @@ def test_a_connection_that_ends_is_reported_and_the_node_may_come_back() -> None
     async def scenario(world: World) -> None:
         client = await world.join("n")
         client.connection.close()
-        assert (await world.got(NodeDisconnected))[0].name == "n"
+        (arrived,) = world.arrivals()
+        assert await world.got(NodeDisconnected) == [NodeDisconnected("n", arrived.connection)]
         again = await world.join("n")
         world.link.send(SendToNode("n", 1, 0, b"again"))
         await world.until("a message", lambda: "down" in again.kinds())

@@ -68,6 +68,7 @@ class FakeNode:
     def __init__(self, world: World, name: str, *, cores: int = 1, incarnation: str = "") -> None:
         self.world, self.name, self.cores = world, name, cores
         self.incarnation = incarnation or f"{name}-1"
+        self.connection = name.encode()
         self.received, self.sent = 0, 0
         self.messages: list[Any] = []
 
@@ -84,7 +85,7 @@ class FakeNode:
             "cores": self.cores,
             **changes,
         }
-        self.world.hub.handle(NodeArrived(self.name.encode(), hello))
+        self.world.hub.handle(NodeArrived(self.connection, hello))
 
     async def joins(self) -> FakeNode:
         self.hello()
@@ -237,7 +238,7 @@ def test_a_node_that_was_started_again_takes_the_place_of_the_old_one() -> None:
     async def scenario(world: World) -> None:
         await world.node("n").joins()
         seat, starting = await world.starts("actors-0")
-        world.hub.handle(NodeDisconnected("n"))
+        world.hub.handle(NodeDisconnected("n", b"n"))
         await (again := world.node("n", incarnation="another")).joins()
         with pytest.raises(RunError, match="the node is gone"):
             await starting
@@ -288,7 +289,7 @@ def test_nothing_is_lost_and_nothing_repeated_when_the_connection_or_the_gateway
         link = seat.connect().open_link(
             handle=heard.append, closed=lambda: None, failed=pytest.fail
         )
-        world.hub.handle(NodeDisconnected("n"))
+        world.hub.handle(NodeDisconnected("n", b"n"))
         link.send(Stop())
         await world.turn()
         assert node.of(ToHost) == []
@@ -302,6 +303,23 @@ def test_nothing_is_lost_and_nothing_repeated_when_the_connection_or_the_gateway
         node.says(beat)
         node.says(beat, number=node.sent)
         assert heard == [Heartbeat(())]
+
+    play(scenario)
+
+
+def test_the_end_of_an_earlier_connection_does_not_end_the_present_one() -> None:
+    """A gateway may notice it after the node has connected again."""
+
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        node.connection = b"another"
+        node.hello()
+        world.hub.handle(NodeDisconnected("n", b"n"))
+        assert world.hub.statistics()["n"].up
+        await world.starts("actors-0")
+        assert node.of(ForkHost)
+        world.hub.handle(NodeDisconnected("n", b"another"))
+        assert not world.hub.statistics()["n"].up
 
     play(scenario)
 
@@ -416,7 +434,7 @@ def test_no_host_is_placed_before_as_many_nodes_work_as_expected() -> None:
         assert not placing.done()
         await world.node("b").joins()
         await placing
-        world.hub.handle(NodeDisconnected("a"))
+        world.hub.handle(NodeDisconnected("a", b"a"))
         assert (await world.hub.place("actors-1")).node == "b"
 
     play(scenario, expect=2)
@@ -492,7 +510,7 @@ def test_a_node_that_leaves_hands_over_its_hosts_and_then_is_closed() -> None:
         assert node.of(CloseNode) == [CloseNode()]
         assert await seat.process.wait() == 0
         assert seat.process.cause == NODE_LEFT
-        world.hub.handle(NodeDisconnected("n"))
+        world.hub.handle(NodeDisconnected("n", b"n"))
         assert world.hub.statistics() == {}
 
     play(scenario)
@@ -536,7 +554,7 @@ def test_bytes_of_a_node_never_decrease() -> None:
         assert counted() == 7
         world.hub.handle(NodeTraffic("n", {"weights": 2}, {}, Version(0, 6), 0.0))
         assert counted() == 9
-        world.hub.handle(NodeDisconnected("n"))
+        world.hub.handle(NodeDisconnected("n", b"n"))
         await world.node("n", incarnation="another").joins()
         world.hub.handle(NodeTraffic("n", {"weights": 3}, {}, Version(0, 6), 0.0))
         assert counted() == 12

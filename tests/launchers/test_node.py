@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from tianflow.launchers import node as nodes
 from tianflow.launchers.node import Membership, NodeProcess, RefusedNodeError
 from tianflow.launchers.nodes import NodeLauncher, advertised
 from tianflow.planning import placement
+from tianflow.planning.probe import UndecidedError
 from tianflow.rundir.join_file import JoinFile
 
 PATIENCE_S = 20.0
@@ -186,6 +189,69 @@ def test_a_node_says_nothing_but_its_greeting_until_it_is_welcomed(
             listener.send(peer, encode("ended", 0, None))
             assert await task == "ended"
         listener.close()
+
+    asyncio.run(run())
+
+
+def test_an_environment_that_hangs_is_not_waited_for_by_a_node_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that makes it ends with the membership, and a node that leaves ends at once."""
+    beginning, ended = threading.Event(), threading.Event()
+
+    def probe(_config: object, *, stop: int, **_: object) -> None:
+        beginning.set()
+        assert select.select([stop], [], [], PATIENCE_S)[0]
+        ended.set()
+        raise UndecidedError("stopped")
+
+    monkeypatch.setattr(nodes, "probe", probe)
+    path = tmp_path / "join.toml"
+    JoinFile("r", "tcp://127.0.0.1:9", None).write(path)
+    settings = SimpleNamespace(live=SimpleNamespace(config=cartpole()))
+
+    async def run() -> None:
+        member = Membership(join=JoinFile.read(path), name="n", cores=1, before="")
+        running = asyncio.create_task(member.run())
+        member._start(member._prepare(cast("Any", SimpleNamespace(settings=settings, spec=None))))
+        assert await asyncio.to_thread(beginning.wait, PATIENCE_S)
+        member.leave()
+        assert "left" == await running
+        assert ended.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_node_goes_on_while_the_settings_of_the_run_import_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be lost if its loop waited. Later messages wait for the first one."""
+    imported = threading.Event()
+
+    def unpack(body: bytes) -> list[object]:
+        if body == b"first":
+            assert imported.wait(PATIENCE_S)
+        return [body]
+
+    monkeypatch.setattr(nodes, "unpack", unpack)
+    path = tmp_path / "join.toml"
+    JoinFile("r", "tcp://127.0.0.1:9", None).write(path)
+
+    async def run() -> None:
+        member = Membership(join=JoinFile.read(path), name="n", cores=1, before="")
+        handled: list[bytes] = []
+        member._handlers = cast("Any", {bytes: handled.append})
+        for body in (b"first", b"second"):
+            member._take(body)
+        await asyncio.sleep(0.01)
+        assert handled == []
+        member._take(b"third")
+        imported.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*member._tasks)
+        member._take(b"fourth")
+        assert handled == [b"first", b"second", b"third", b"fourth"]
+        member._context.destroy(linger=0)
 
     asyncio.run(run())
 

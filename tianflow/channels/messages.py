@@ -572,9 +572,15 @@ class NodeSent(NamedTuple):
 @message
 @dataclass(frozen=True, slots=True)
 class NodeDisconnected:
-    """The connection to a node is lost; the node may come back."""
+    """The connection to a node is lost; the node may come back.
+
+    Attributes:
+        name: of the node.
+        connection: the one that is lost. The node may already have another one.
+    """
 
     name: str
+    connection: bytes
 
 
 @message

@@ -20,6 +20,11 @@ NODE_MESSAGES = Codec("message of a node")
 message = NODE_MESSAGES.register
 PROTOCOL = 1
 """Version of these messages and of those between gateway and node. Other versions are refused."""
+DEAD_S = 2.0
+"""Seconds without an acknowledgement by the other system, after which the connection between node
+and gateway is replaced. TCP alone may wait as long again after an outage as the outage lasted. A
+link that was down for less than the lease would cost the node then.
+"""
 
 
 @message

@@ -166,6 +166,8 @@ class TcpListener:
         keys: None: neither encrypted nor authenticated.
         max_frame: bytes of the largest frame that is accepted.
         heartbeat_s: seconds between two heartbeats.
+        dead_after_s: seconds without an acknowledgement by the system of a peer, after which its
+            connection is over; None: only heartbeats decide.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -178,6 +180,7 @@ class TcpListener:
         keys: Keys | None = None,
         max_frame: int = MAX_FRAME,
         heartbeat_s: float = HEARTBEAT_S,
+        dead_after_s: float | None = None,
     ) -> None:
         self._keys = keys
         self._context: Context = zmq.Context()
@@ -186,7 +189,7 @@ class TcpListener:
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(ZAP)
         self._socket = self._context.socket(zmq.ROUTER)
-        _set_up(self._socket, address, max_frame, heartbeat_s)
+        _set_up(self._socket, address, max_frame, heartbeat_s, dead_after_s)
         self._socket.router_mandatory = True
         self._socket.rcvhwm = QUEUED
         self._socket.zap_domain = DOMAIN.encode()
@@ -367,6 +370,8 @@ class TcpConnection:
         address: ``tcp://HOST:PORT``.
         keys: as the listener has them.
         heartbeat_s: seconds between two heartbeats.
+        dead_after_s: seconds without an acknowledgement by the system of the listener, after which
+            the connection, or the attempt to make it, is over; None: only heartbeats decide.
     """
 
     def __init__(
@@ -376,10 +381,13 @@ class TcpConnection:
         *,
         keys: Keys | None = None,
         heartbeat_s: float = HEARTBEAT_S,
+        dead_after_s: float | None = None,
     ) -> None:
         self.address, self._keys = address, keys
         self._socket = context.socket(zmq.DEALER)
-        _set_up(self._socket, address, MAX_FRAME, heartbeat_s)
+        _set_up(self._socket, address, MAX_FRAME, heartbeat_s, dead_after_s)
+        if dead_after_s is not None:
+            self._socket.connect_timeout = int(dead_after_s * 1000)
         self._socket.reconnect_ivl = -1
         if keys is not None:
             self._socket.curve_serverkey = keys.server_public
@@ -512,7 +520,9 @@ def new_context() -> Context:
     return zmq.Context()
 
 
-def _set_up(end: Socket, address: str, max_frame: int, heartbeat_s: float) -> None:
+def _set_up(
+    end: Socket, address: str, max_frame: int, heartbeat_s: float, dead_after_s: float | None
+) -> None:
     end.linger = 0
     end.ipv6 = "[" in address
     end.maxmsgsize = max_frame + OVERHEAD
@@ -520,6 +530,8 @@ def _set_up(end: Socket, address: str, max_frame: int, heartbeat_s: float) -> No
     end.heartbeat_ivl = int(heartbeat_s * 1000)
     end.heartbeat_timeout = end.heartbeat_ttl = int(heartbeat_s * HEARTBEATS * 1000)
     end.copy_threshold = COPIED
+    if dead_after_s is not None:
+        end.tcp_maxrt = int(dead_after_s * 1000)
 
 
 def _monitor(context: Context, watched: Socket) -> Socket:

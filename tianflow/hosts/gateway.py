@@ -40,6 +40,7 @@ from tianflow.channels.messages import (
     SendWeights,
     StartGateway,
 )
+from tianflow.channels.node_messages import DEAD_S
 from tianflow.channels.shm import SharedMemory, SharedWeights, mapped_arena, stored_nbytes
 from tianflow.channels.stream import accepts
 from tianflow.channels.tcp import Peer, TcpListener
@@ -119,7 +120,9 @@ class Gateway:
         )
         try:
             keys = Keys.of(start.keys) if start.keys else None
-            self._listener: TcpListener | None = TcpListener(start.address, keys=keys)
+            self._listener: TcpListener | None = TcpListener(
+                start.address, keys=keys, dead_after_s=DEAD_S
+            )
         except ConfigError as error:
             self._listener = None
             self._link.send(GatewayFailed(str(error)))
@@ -183,6 +186,8 @@ class Gateway:
             self._names.pop(before.peer.id, None)
             if not message.fresh:
                 member.sent, member.arrived = before.sent, before.arrived
+                # Messages of the connection before may have come after the coordinator's word.
+                member.received = max(member.received, before.received)
         self._members[message.name], self._names[peer.id] = member, message.name
         welcome = [message.name, message.received, message.fresh, message.lease_s]
         self._send(member, "welcome", 0, welcome)
@@ -242,7 +247,7 @@ class Gateway:
         for name, member in self._members.items():
             if member.connected and not self._listener.reachable(member.peer):
                 member.connected = member.sending = False
-                self._link.send(NodeDisconnected(name))
+                self._link.send(NodeDisconnected(name, member.peer.id))
         gone = [i for i, peer in self._guests.items() if not self._listener.reachable(peer)]
         for connection in gone:
             del self._guests[connection]

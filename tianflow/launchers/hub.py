@@ -212,6 +212,8 @@ class Node:
         self._turn: list[object] = []
         self._turn_ends = self._acknowledging = False
         self.connected = self.ready = self.leaving = False
+        self.connection = b""
+        """Its newest connection, as the gateway names it."""
         self.heard = time.monotonic()
         self.hosts: dict[int, NodeHostProcess] = {}
         self.granted: dict[int, int] = {}
@@ -278,9 +280,10 @@ class Node:
         for number, body in self._stream.due():
             self._hub.to_gateway(SendToNode(self.name, number, self._stream.received, body))
 
-    def attach(self, received: int) -> None:
+    def attach(self, connection: bytes, received: int) -> None:
         """A connection to the node stands; it has accepted messages up to ``received``."""
         self._stream.connected(received)
+        self.connection = connection
         self.connected, self.heard = True, time.monotonic()
         self._pump()
 
@@ -474,7 +477,7 @@ class NodeHub:
 
     def _disconnected(self, message: NodeDisconnected) -> None:
         node = self._nodes.get(message.name)
-        if node is None:
+        if node is None or node.connection != message.connection:
             return
         node.detach()
         if node.leaving and not node.hosts:
@@ -576,7 +579,7 @@ class NodeHub:
             AdmitNode(message.connection, node.name, node.accepted, fresh, self._lease_s)
         )
         try:
-            node.attach(received)
+            node.attach(message.connection, received)
         except MalformedMessageError as error:
             self._lose(node, NODE_LOST, str(error))
 

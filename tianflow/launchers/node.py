@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from tianflow.channels.frames import MalformedMessageError, Message, encode, joi
 from tianflow.channels.link import RelayLink
 from tianflow.channels.messages import Granted, Handlers
 from tianflow.channels.node_messages import (
+    DEAD_S,
     PROTOCOL,
     CloseNode,
     ForkHost,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from tianflow.config.model import Config
     from tianflow.interfaces import MessageLink
     from tianflow.launchers.host_forker import ForkedHost
+    from tianflow.planning.probe import Answer
 
 BEAT_S = 0.25
 """Seconds between two signs of life, which carry the progress of environments."""
@@ -84,6 +87,25 @@ JOIN_S = 5.0
 PATIENCE_S = 15.0
 """Seconds without a run after which a node that takes part once ends."""
 log = logger("node")
+
+
+async def _probed(config: Config) -> Answer:
+    """Validate ``config`` in a process of its own. A cancellation ends that process."""
+    stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    try:
+        work = asyncio.get_running_loop().run_in_executor(
+            None,
+            partial(probe, config, report=log.info, output=subprocess.DEVNULL, stop=stop),
+        )
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            os.eventfd_write(stop, 1)
+            await asyncio.wait([work])
+            work.exception()  # so that asyncio does not report it
+            raise
+    finally:
+        os.close(stop)
 
 
 class RefusedNodeError(TianflowError):
@@ -140,6 +162,8 @@ class Membership:
         self._context: Context = new_context()
         self._connection: TcpConnection | None = None
         self._stream: ReliableStream[tuple[bytes, Sequence[Any]]] = ReliableStream()
+        self._first: list[bytes] | None = []
+        """Messages that came until the first one was decoded; None afterwards."""
         self._turn: list[object] = []
         self._turn_ends = self._held_back = False
         self._heard = time.monotonic()
@@ -222,7 +246,9 @@ class Membership:
     def _connect(self) -> None:
         if self.ended.done():
             return
-        self._connection = TcpConnection(self._context, self._join.address, keys=self._join.keys)
+        self._connection = TcpConnection(
+            self._context, self._join.address, keys=self._join.keys, dead_after_s=DEAD_S
+        )
         self._connection.serve(self._receive, self._lost)
         self._welcomed = False
         self._send(
@@ -302,8 +328,7 @@ class Membership:
             case "down", [int(received), np.ndarray() as body]:
                 self._acknowledge(received)
                 if message.number and self._stream.accept(message.number):
-                    for inner in unpack(body.tobytes()):
-                        self._handlers[type(inner)](inner)
+                    self._take(body.tobytes())
                 self._pump()
             case "weights", [int(lineage), int(number), int(nbytes), sent]:
                 flat = np.empty(nbytes, np.uint8)
@@ -317,6 +342,26 @@ class Membership:
                 self._end(how)
             case kind, _:
                 raise MalformedMessageError(f"the gateway sent {kind!r:.40}")
+
+    def _take(self, body: bytes) -> None:
+        """Handle the messages in ``body``. The first one has the settings of the run: to decode it
+        may import modules of a user, for longer than the lease. A thread does that.
+        """
+        if self._first is None:
+            for inner in unpack(body):
+                self._handlers[type(inner)](inner)
+            return
+        self._first.append(body)
+        if len(self._first) == 1:
+            self._start(self._take_first(self._first))
+
+    async def _take_first(self, bodies: Sequence[bytes]) -> None:
+        first = await asyncio.to_thread(unpack, bodies[0])
+        self._first = None
+        for inner in first:
+            self._handlers[type(inner)](inner)
+        for body in bodies[1:]:
+            self._take(body)
 
     def _welcome(self, received: int, lease_s: float) -> None:
         if self._outage:
@@ -425,11 +470,8 @@ class Membership:
         the run. Then take hosts.
         """
         config, lines = message.settings.live.config, list[str]()
-        stopped, stop = os.pipe()
-        # The thread cannot be cancelled: the end of this pipe stops its work.
-        self._stack.callback(os.close, stop)
         try:
-            answer = await asyncio.to_thread(_probed, config, stopped)
+            answer = await _probed(config)
         except (ConfigError, RunError) as error:
             lines = [str(error)]
         else:
@@ -576,12 +618,6 @@ class Membership:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error if isinstance(error, Exception) else RunError("node", repr(error)))
-
-
-def _probed(config: Config, stopped: int) -> Answer:
-    """`probe` until the other end of the pipe ``stopped`` is closed."""
-    with open(stopped, "rb"):
-        return probe(config, report=log.info, stop=stopped, output=subprocess.DEVNULL)
 
 
 class NodeProcess:
