@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from tests.support.fuzz_frames import descriptors, memory
 from tests.support.hostile_frames import (
     A_TURN,
     BOMBS,
+    GROWTH,
     TIMEOUT_S,
     Frames,
     altered,
@@ -505,8 +507,9 @@ def orders(draw: st.DrawFn, head: Head) -> Frames:
 
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.usefixtures("safe")
-def test_no_frame_of_a_head_ends_a_node() -> None:
+def test_no_frame_of_a_head_ends_a_node(caplog: pytest.LogCaptureFixture) -> None:
     """Each is handled, or ends the membership or the connection. Nothing is left of it."""
+    caplog.set_level(logging.CRITICAL + 1, logger="tianflow")  # records would be retained
     with asyncio.Runner() as runner:
         head = runner.run(a_head())
         near = messages(honest_messages(head))
@@ -524,7 +527,7 @@ def test_no_frame_of_a_head_ends_a_node() -> None:
         runner.run(closed(before[1] + 6))
         head.listener.close()
         assert {"left", "lost"} <= head.outcomes.keys() <= {"left", "lost", "refused", "ended"}
-        assert grown < 64 * 1024**2
+        assert grown < GROWTH
         print(  # noqa: T201 - the report of a campaign
             f"{head.sent} messages, memberships: {head.outcomes}, {grown / 2**20:.1f} MiB"
         )

@@ -23,6 +23,8 @@ FRAMES = int(os.environ.get("TIANFLOW_FUZZ_FRAMES", str(60 * FACTOR)))
 A_TURN = 12
 """Messages of one example at most. Examples have half as many on average."""
 TIMEOUT_S = max(60, FRAMES // 50)
+GROWTH = 64 * 2**20 + FRAMES * 2**14
+"""Bytes by which the process of a test may grow: hypothesis retains what it has tried."""
 DELETED = object()
 Frames = list[bytes]
 
