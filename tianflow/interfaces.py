@@ -900,6 +900,16 @@ class NodesView(Protocol):
     def refused(self) -> int:
         """Processes that were not admitted, or could not make the environment."""
 
+    @property
+    def connections(self) -> int:
+        """Connections to the gateway."""
+
+    @property
+    def connections_refused(self) -> Mapping[str, int]:
+        """Of them, those that were refused, closed or lost, by reason
+        (`tianflow.core.statistics.CONNECTION_REFUSALS`).
+        """
+
     def statistics(self) -> Mapping[str, NodeStatistics]:
         """The nodes now, by name."""
 

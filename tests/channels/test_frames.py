@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from tests.support.hostile_frames import BOMBS
 from tianflow.channels import frames
 from tianflow.channels.frames import (
     MalformedMessageError,
@@ -249,6 +250,17 @@ def test_a_short_header_cannot_reserve_much_memory(bomb: Any) -> None:
     try:
         with pytest.raises(MalformedMessageError):
             decode([header])
+        assert tracemalloc.get_traced_memory()[1] < 64 * 1024**2
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("sent", BOMBS.values(), ids=BOMBS)
+def test_a_bomb_is_refused_before_memory_is_reserved(sent: list[bytes]) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessageError):
+            decode(sent)
         assert tracemalloc.get_traced_memory()[1] < 64 * 1024**2
     finally:
         tracemalloc.stop()

@@ -76,6 +76,49 @@ def test_nothing_that_moves_between_processes_is_pickled(path: Path) -> None:
     assert "allow_pickle" not in path.read_text()
 
 
+@pytest.fixture(name="package", scope="module")
+def _package() -> dict[str, ast.AST]:
+    """The source of every module of the package, by its path."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def test_nothing_in_the_package_imports_pickle(package: dict[str, ast.AST]) -> None:
+    """A module that no socket meets may become one that a socket meets."""
+    assert len(package) > 200
+    assert [] == [name for name, tree in package.items() if PICKLES & set(imports(tree))]
+
+
+LISTENERS = {
+    "server/run/server.py": {"listener.listen", "loop.create_server"},
+    "envs/server.py": {"TcpListener"},
+    "hosts/gateway.py": {"TcpListener"},
+}
+"""Modules that listen, and how. The last two require keys off loopback."""
+LISTENING = {"listen", "create_server", "start_server", "start_unix_server", "TcpListener"}
+TO_OTHERS = {"client.listen", "listen"}
+"""Functions with such a name that do not listen: they read the events of a server."""
+
+
+def calls(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if name in LISTENING:
+                yield ast.unparse(node.func)
+
+
+def test_only_the_modules_that_are_known_for_it_listen(package: dict[str, ast.AST]) -> None:
+    found = {
+        name: {call.replace("asyncio.get_running_loop()", "loop") for call in calls(tree)}
+        for name, tree in package.items()
+    }
+    listening = {name: made - TO_OTHERS for name, made in found.items() if made - TO_OTHERS}
+    assert listening == LISTENERS
+
+
 @pytest.mark.parametrize("path", WAITING, ids=lambda path: path.stem)
 def test_no_wall_clock_decides_when_something_expires(path: Path) -> None:
     tree = ast.parse(path.read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -103,13 +104,25 @@ def changed(**parts: Any) -> dict[str, Any]:
         changed(at=np.zeros((1, 3), np.int32)),
         changed(at=np.zeros((1, 2), np.int64)),
         changed(at=[[0, 0]]),
+        changed(at=np.zeros((2**22, 2), np.int32)),
         changed(whole=np.zeros((1, K, SIDE, SIDE), np.int8)),
         changed(new=np.zeros((1, 2, SIDE, SIDE), np.uint8)),
         changed(first=np.zeros((2, SIDE), np.uint8)),
         changed(first=3),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_stacks_that_do_not_fit_are_refused(sent: dict[str, Any]) -> None:
     with pytest.raises(MalformedMessageError):
         restack(np.zeros((4, 2, K, SIDE, SIDE), np.uint8), sent)
+
+
+def test_stacks_that_a_trajectory_cannot_have_reserve_no_memory() -> None:
+    sent = changed(at=np.zeros((2**22, 2), np.int32))
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessageError, match="more stacks are sent"):
+            restack(np.zeros((4, 2, K, SIDE, SIDE), np.uint8), sent)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

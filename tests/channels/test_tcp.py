@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 import stat
 import threading
@@ -25,7 +26,7 @@ from tests.support.fuzz_frames import (
     raw,
     send_each,
 )
-from tests.support.remote_worlds import EchoEnv, serving
+from tests.support.remote_worlds import EchoEnv, Relay, serving
 from tianflow.channels.frames import Message, encode
 from tianflow.channels.keys import Keys, read_or_make_keys
 from tianflow.channels.tcp import (
@@ -155,6 +156,67 @@ def connected_to(address: str) -> list[int]:
     return found
 
 
+def test_each_connection_that_ends_is_counted_by_how_it_ended() -> None:
+    with ends() as (listener, connect):
+
+        def spoken() -> TcpConnection:
+            connection = connect()
+            connection.send(encode("ask", 1, None))
+            heard(listener)
+            return connection
+
+        def count(wordless: int, lost: int, ended: int) -> None:
+            counted(listener, lambda found: found.ended == ended)
+            listener.receive(0.0)
+            found = listener.statistics()
+            assert (wordless, lost) == (found.wordless, found.lost)
+
+        for data in (b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"\xff" * 200):
+            with socket.create_connection(("127.0.0.1", port_of(listener))) as end:
+                end.sendall(data)
+        count(3, 0, ended=3)
+        spoken().close()
+        count(3, 1, ended=4)
+        spoken().close(farewell=True)
+        count(3, 1, ended=5)
+        bad = spoken()
+        bad.send([b"nonsense"])
+        assert ended(bad, listener)
+        count(3, 1, ended=6)
+
+
+def port_of(listener: TcpListener) -> int:
+    return int(listener.address.rpartition(":")[2])
+
+
+def test_a_listener_without_open_files_serves_those_it_has_and_takes_others_later() -> None:
+    """ZeroMQ reports a failed accept again and again."""
+    strangers = [socket.socket() for _ in range(40)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with ends() as (listener, connect):
+            connection = connect()
+            connection.send(encode("ask", 1, None))
+            peer, _ = heard(listener)
+            probe = os.dup(0)
+            os.close(probe)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 10, limits[1]))
+            for stranger in strangers:
+                stranger.setblocking(False)
+                stranger.connect_ex(("127.0.0.1", port_of(listener)))
+            counted(listener, lambda found: found.accepted > 1)
+            for number in range(20):
+                assert listener.send(peer, encode("answer", number, None))
+                assert number == received(connection, listener).number
+            assert 1 < listener.statistics().accepted <= 11
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            counted(listener, lambda found: found.accepted == 41)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for stranger in strangers:
+            stranger.close()
+
+
 def test_a_connection_that_is_gone_is_not_reachable() -> None:
     with ends() as (listener, connect):
         connection = connect()
@@ -260,6 +322,26 @@ def test_without_the_key_no_message_arrives(tmp_path: Path) -> None:
         statistics = listener.statistics()
         assert (3, 0, 3) == (statistics.accepted, statistics.admitted, statistics.strangers)
         assert 1 == statistics.refused_keys
+
+
+def test_the_bytes_of_a_connection_that_are_sent_again_are_a_stranger() -> None:
+    """The keys of a connection are made in its handshake."""
+    keys = Keys.generate()
+    with ends(keys) as (listener, _), Relay(listener.address) as relay:
+        context = new_context()
+        connection = TcpConnection(context, relay.address, keys=keys)
+        connection.send(encode("ask", 1, np.zeros(5000)))
+        assert "ask" == heard(listener)[1].kind
+        (recording,) = relay.recordings
+        assert len(recording) > 40_000
+        talk = threading.Thread(target=raw, args=(listener.address, bytes(recording)))
+        talk.start()
+        counted(listener, lambda found: found.wordless == 1)
+        talk.join(PATIENCE_S)
+        assert not talk.is_alive()
+        assert listener.receive(0.1) is None
+        connection.close()
+        context.term()
 
 
 def test_a_key_that_the_listener_does_not_have_is_refused() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tianflow.core.resource_limits import refusal
+from tianflow.core.resource_limits import MOST_OPEN_FILES, permit_open_files, refusal
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,27 @@ def test_a_refusal_names_its_limit(
     monkeypatch.setattr(resource, "getrlimit", {kind: (4096, 8192)}.__getitem__)
     sentence = refusal(OSError(code, os.strerror(code)), "no room for slots", nbytes=5000)
     assert f"no room for slots: {os.strerror(code)}: {said}" in sentence
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "then"),
+    [
+        (1024, 4096, 4096),
+        (1024, 2**20, MOST_OPEN_FILES),
+        (1024, resource.RLIM_INFINITY, MOST_OPEN_FILES),
+        (2**20, 2**20, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+        (4096, 4096, None),
+    ],
+)
+def test_a_process_permits_itself_more_open_files_and_never_fewer(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, then: int | None
+) -> None:
+    made = []
+    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_NOFILE: (soft, hard)}.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: made.append(limits))
+    permit_open_files()
+    assert made == ([] if then is None else [(then, hard)])
 
 
 def test_a_refusal_without_a_limit_is_what_the_system_said(

@@ -5,13 +5,18 @@ back when a node is gone.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
+import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.hostile_frames import A_TURN, TIMEOUT_S, altered, fuzz
 from tests.support.settings import cartpole
 from tests.support.worlds import small_layout
 from tianflow import __version__
@@ -19,6 +24,7 @@ from tianflow.channels.latest import LatestCell
 from tianflow.channels.messages import (
     MESSAGES,
     AdmitNode,
+    ConnectionsCounted,
     ForgetNode,
     Granted,
     Heartbeat,
@@ -32,6 +38,7 @@ from tianflow.channels.messages import (
     Stop,
 )
 from tianflow.channels.node_messages import (
+    NODE_MESSAGES,
     PROTOCOL,
     CloseNode,
     ForkHost,
@@ -52,10 +59,11 @@ from tianflow.channels.node_messages import (
 )
 from tianflow.channels.shm import SharedTransport
 from tianflow.core.payloads import EnvironmentSpec, Grant, Version
-from tianflow.core.program import MOVED, NODE_LEFT, NODE_LOST
+from tianflow.core.program import MOVED, NODE_LEFT, NODE_LOST, ComponentSpec, HostPlan, HostSpec
 from tianflow.errors import RunError
 from tianflow.interfaces import LiveSettings, MessageLink, RunView
 from tianflow.launchers.hub import NodeHub, NodeSeat, python_version
+from tianflow.launchers.nodes import NodeHost
 from tianflow.planning.validation import require_valid
 
 T = TypeVar("T")
@@ -207,6 +215,9 @@ def test_a_node_gets_what_it_needs_first() -> None:
         ({"cores": 0}, "it offers 0 cores; at least 1 is needed"),
         ({"cores": "4"}, "its first message is not complete: '4' is not of type int"),
         ({"name": 3}, "its first message is not complete: 3 is not of type str"),
+        ({"name": ""}, "'' is not a name of a node"),
+        ({"name": "a\x1b[2J"}, "'a\\x1b[2J' is not a name of a node"),
+        ({"name": "a" * 65}, "is not a name of a node"),
     ],
 )
 def test_a_process_that_does_not_fit_is_refused_with_the_reason(
@@ -345,6 +356,160 @@ def test_a_message_that_its_host_may_not_send_is_reported_with_the_error() -> No
         node.says(FromHost(fork.number, ["Unknown", []]))
         assert "not the name of a known message" in str(errors[0])
         assert world.hub.statistics()["n"].ready
+
+    play(scenario)
+
+
+NODE_SAYS: list[Any] = [
+    NodeReady(),
+    NodeLeaves(),
+    NodeUnable("no module my"),
+    HostForked(1, 77),
+    HostRefused(1, "too many processes"),
+    HostGone(1, -9),
+    FromHost(1, MESSAGES.encode(Heartbeat(()))),
+]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xc1",
+        b"\xdd\x00\x0f\xff\xff" * 2000,
+        b"\x81\x90\x01",
+        pack([CloseNode()]),
+        pack([NodeReady()])[:-1],
+    ],
+)
+def test_a_message_that_a_node_may_not_send_loses_the_node_and_is_counted(body: bytes) -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        seat = await a_started_host(world, "actors-0")
+        world.hub.handle(NodeSent("n", node.sent + 1, node.received, body))
+        assert world.hub.statistics() == {}
+        assert world.of(ForgetNode) == [ForgetNode("n", False)]
+        assert seat.process.cause == NODE_LOST
+        assert world.hub.connections_refused == {"broken_rule": 1}
+        await world.node("m").joins()
+        assert world.hub.statistics()["m"].ready
+
+    play(scenario)
+
+
+def test_a_message_that_a_host_may_not_send_loses_its_node_and_not_the_run() -> None:
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        seat = await a_started_host(world, "actors-0")
+        listen_to(world, seat)
+        node.says(FromHost(node.of(ForkHost)[0].number, ["Unknown", []]))
+        assert seat.process.cause == NODE_LOST
+        assert world.hub.statistics() == {}
+        assert world.hub.connections_refused == {"broken_rule": 1}
+
+    play(scenario)
+
+
+def test_a_host_is_silent_once_it_works_and_only_while_its_node_is_heard() -> None:
+    """Before that its node may fetch weights, over any link."""
+
+    async def scenario(world: World) -> None:
+        await world.node("n").joins()
+        host = listen_to(world, await a_started_host(world, "actors-0"))
+        host._last_message -= 100.0
+        assert host.silent_for == 0.0
+        host._pending.clear()
+        assert host.silent_for >= 100.0
+        world.hub.handle(NodeDisconnected("n", b"n"))
+        assert host.silent_for == 0.0
+
+    play(scenario)
+
+
+def listen_to(world: World, seat: NodeSeat) -> NodeHost:
+    """Receive the messages of a host, as a run does."""
+    actor = ComponentSpec("actor-0", "actor")
+    plan = SimpleNamespace(host=HostSpec("actors-0", (actor,)), incarnation=0)
+    host = NodeHost(
+        run=cast("RunView", world.run),
+        plan=cast("HostPlan", plan),
+        learner_started=asyncio.Event(),
+        process=seat.process,
+    )
+    seat.connect().open_link(
+        handle=lambda _: None, closed=lambda: None, failed=host._message_failed
+    )
+    return host
+
+
+def test_a_lost_node_is_sent_nothing_under_its_name() -> None:
+    """Another process may have its name by then, and would take an acknowledgement for its own."""
+
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        lost = world.hub._nodes["n"]
+        world.hub.handle(NodeSent("n", node.sent + 2, 0, b""))
+        world.sent.clear()
+        lost._acknowledge()
+        lost.post(SetSlots(5))
+        await world.turn()
+        assert world.sent == []
+
+    play(scenario)
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_whatever_a_node_sends_the_run_goes_on() -> None:
+    """It is handled, or the node is lost."""
+    with asyncio.Runner() as runner:
+        world = runner.run(a_world())
+        lost = 0
+
+        async def attack(turns: list[list[Any]], more: bytes) -> None:
+            nonlocal lost
+            world.hub._numbers = itertools.count(1)  # of the host in the messages
+            node = await world.node("n", incarnation=f"{time.monotonic_ns()}").joins()
+            listen_to(world, await a_started_host(world, "actors-0"))
+            for message in turns:
+                try:
+                    body = b"".join(map(msgpack.packb, message)) + more
+                except (TypeError, ValueError, OverflowError):  # no peer could send it
+                    continue
+                world.hub.handle(NodeSent("n", node.sent + 1, node.received, body))
+                node.sent += 1
+            await world.turn()
+            lost += "n" not in world.hub.statistics()
+            world.hub.handle(NodeDisconnected("n", b"n"))
+            world.sent.clear()
+
+        bodies = st.lists(
+            st.sampled_from(NODE_SAYS).map(NODE_MESSAGES.encode).flatmap(altered), max_size=3
+        )
+
+        @fuzz
+        @given(st.lists(bodies, min_size=1, max_size=A_TURN), st.just(b"") | st.binary(max_size=20))
+        def fuzzed(turns: list[list[Any]], more: bytes) -> None:
+            runner.run(attack(turns, more))
+
+        fuzzed()
+        assert lost > 0
+        assert world.hub.connections_refused["broken_rule"] > 0
+        world.slots.close()
+
+
+async def a_world() -> World:
+    return World()
+
+
+def test_refused_connections_are_counted_over_all_gateways() -> None:
+    async def scenario(world: World) -> None:
+        world.hub.handle(ConnectionsCounted(5, {"stranger": 3}))
+        world.hub.handle(ConnectionsCounted(7, {"stranger": 4, "undecodable": 1}))
+        assert world.hub.connections == 7
+        world.hub.shut()
+        world.open()
+        world.hub.handle(ConnectionsCounted(1, {"stranger": 1}))
+        assert world.hub.connections == 8
+        assert world.hub.connections_refused == {"stranger": 5, "undecodable": 1}
 
     play(scenario)
 

@@ -5,30 +5,67 @@ to.
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import os
 import select
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Self, cast
 
+import msgpack
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.fuzz_frames import descriptors, memory
+from tests.support.hostile_frames import (
+    A_TURN,
+    BOMBS,
+    GROWTH,
+    TIMEOUT_S,
+    Frames,
+    altered,
+    encoded,
+    fuzz,
+    messages,
+)
 from tests.support.settings import cartpole
-from tianflow.channels.frames import encode
+from tests.support.worlds import small_layout
+from tianflow.channels.arena import MOST_PLACES, answer_fields
+from tianflow.channels.frames import Message, encode
 from tianflow.channels.keys import Keys
-from tianflow.channels.node_messages import NodeReady
+from tianflow.channels.messages import MESSAGES, Granted, PutSettings, Stop
+from tianflow.channels.node_messages import (
+    NODE_MESSAGES,
+    CloseNode,
+    ForkHost,
+    KillHost,
+    NodeReady,
+    OpenNode,
+    RequestCut,
+    SetSlots,
+    ToHost,
+    pack,
+)
+from tianflow.channels.shm import SharedTransport
 from tianflow.channels.tcp import Peer, TcpListener
 from tianflow.cli.node import parse_cores
 from tianflow.config.loading import load_config
+from tianflow.core.payloads import Grant, Version
 from tianflow.core.process_table import carries, processes
 from tianflow.errors import ConfigError
+from tianflow.interfaces import LiveSettings
 from tianflow.launchers import node as nodes
 from tianflow.launchers.node import Membership, NodeProcess, RefusedNodeError
 from tianflow.launchers.nodes import NodeLauncher, advertised
 from tianflow.planning import placement
 from tianflow.planning.probe import UndecidedError
+from tianflow.planning.validation import require_valid
 from tianflow.rundir.join_file import JoinFile
 
 PATIENCE_S = 20.0
@@ -314,3 +351,313 @@ def test_a_node_leaves_at_once_while_the_environment_that_it_tries_hangs(
 
     asyncio.run(run())  # waits for the threads, too
     assert [] == children()
+
+
+# A head that sends what no head sends
+# --------------------------------------------------------------------------------------------------
+
+LAYOUT = small_layout(request_noise=2)
+FLAT = 64
+ASKED = 9 * MOST_PLACES + 1
+
+
+class FakeForker:
+    """Hosts that never start to work, and never end."""
+
+    def __init__(self, **_: object) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def spawn(self, *_: object) -> Any:
+        return SimpleNamespace(pid=7, kill=lambda: None, wait=asyncio.Event().wait)
+
+
+class Head:
+    """A listener to which one node after the other connects, and that is not honest."""
+
+    def __init__(self) -> None:
+        config = cartpole()
+        spec = require_valid(config).spec
+        assert spec is not None
+        settings = PutSettings.of(LiveSettings(config, 1, paused=False, hold_learner=False), 0)
+        self.opened = OpenNode("r", settings, spec, LAYOUT, 8, 4, 4, 2)
+        self.listener = TcpListener("tcp://127.0.0.1:*")
+        self.listener.serve(self._receive, lambda: None)
+        self.peers: list[Peer] = []
+        self.errors: list[dict[str, Any]] = []
+        self.outcomes: dict[str, int] = {}
+        self.sent, self.echo = 0, 0.0
+        asyncio.get_running_loop().set_exception_handler(lambda _, found: self.errors.append(found))
+
+    def _receive(self, peer: Peer, message: Message) -> None:
+        if message.kind == "hello":
+            self.peers.append(peer)
+        elif message.kind == "beat":
+            self.echo = max(self.echo, float(message.body[2]))
+
+    def send(self, frames: Frames) -> None:
+        self.sent += 1
+        self.listener.send(self.peers[-1], frames)
+
+    def down(self, number: int, *found: object) -> Frames:
+        return encoded("down", number, [0, np.frombuffer(pack(found), np.uint8)])
+
+    async def attack(self, frames: Sequence[Frames], *, opened: bool) -> str:
+        """How the membership of a node ends to which ``frames`` are sent: "left", if it stayed."""
+        joined, before = len(self.peers), len(self.errors)
+        member = Membership(
+            join=JoinFile("r", self.listener.address, None), name="n", cores=1, before=""
+        )
+        running = asyncio.create_task(member.run())
+        async with asyncio.timeout(PATIENCE_S):
+            await until(lambda: len(self.peers) > joined)
+            if opened:
+                self.send(encoded("welcome", 0, ["n", 0, True, 15.0]))
+                self.send(self.down(1, self.opened))
+                await until(lambda: member._ready or running.done())
+            for message in frames:
+                self.send(message)
+            mark = float(self.sent) * 1e6  # above all that is sent otherwise
+            self.send(encoded("beat", 0, [mark]))
+            # It has read all, or has ended, or has connected again after bytes that mean nothing.
+            await until(
+                lambda: (
+                    running.done()
+                    or mark in (member._echo, self.echo)
+                    or len(self.peers) > joined + 1
+                )
+            )
+            member._end("left")
+            try:
+                how = await running
+            except RefusedNodeError:
+                how = "refused"
+        assert len(self.errors) == before, self.errors
+        self.outcomes[how] = self.outcomes.get(how, 0) + 1
+        return how
+
+
+async def until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110 - of another task, not of an event
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is forked, and little memory is there."""
+    spec = require_valid(cartpole()).spec
+    answer = SimpleNamespace(problems=(), spec=spec)
+    monkeypatch.setattr(nodes, "probe", lambda *_, **__: answer)
+    monkeypatch.setattr(nodes, "HostForker", FakeForker)
+    monkeypatch.setattr(nodes, "usable_memory", lambda: 2**20)
+    monkeypatch.setattr(nodes, "RECONNECT_S", 0.001)
+
+
+def meet(scenario: Any) -> None:
+    async def run() -> None:
+        head = Head()
+        try:
+            await scenario(head)
+        finally:
+            head.listener.close()
+
+    asyncio.run(run())
+
+
+MALFORMED: dict[str, Any] = {
+    "an unknown kind": ("x", None),
+    "a welcome without a lease": ("welcome", ["n", 0, True, float("nan")]),
+    "an acknowledgement of what was not sent": ("welcome", ["n", 99, True, 15.0]),
+    "a message of numbers": ("down", [0, 3]),
+    "messages that are none": ("down", [0, np.frombuffer(b"\xc1", np.uint8)]),
+    "weights that are larger than they are": ("weights", [0, 1, 2**40, np.zeros(64, np.uint8)]),
+    "weights without bytes": ("weights", [0, 1, 64, None]),
+    "weights of another type": ("weights", [0, 1, 64, np.zeros(16, np.float32)]),
+    "an answer without fields": ("answers", [[1, ASKED, 0, 7, {}]]),
+    "an answer to no slot": ("answers", [[99, ASKED, 0, 7, {}]]),
+    "an answer to what is not a slot": ("answers", [[-1, ASKED, 0, 7, {}]]),
+    "answers that are numbers": ("answers", [3]),
+    "a beat of text": ("beat", ["x"]),
+}
+
+
+@pytest.mark.parametrize("sent", MALFORMED.values(), ids=MALFORMED)
+@pytest.mark.usefixtures("safe")
+def test_a_malformed_message_of_the_head_ends_the_membership_and_not_the_node(
+    sent: tuple[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(head: Head) -> None:
+        assert await head.attack([encoded(sent[0], 2, sent[1])], opened=True) == "lost"
+
+    meet(scenario)
+    assert "a message of the head is refused" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SetSlots(3),
+        SetSlots(9),
+        RequestCut(4, 9),
+        RequestCut(-1, 9),
+        ToHost(1, 3),
+        ToHost(1, ["Granted", ["actor-0", 0, [9, 99, [0, 0]]]]),
+        ToHost(1, ["Granted", ["actor-0", 0, ["x", 1, [0, 0]]]]),
+    ],
+)
+@pytest.mark.usefixtures("safe")
+def test_an_order_that_does_not_fit_ends_the_membership_and_not_the_node(message: object) -> None:
+    async def scenario(head: Head) -> None:
+        assert await head.attack([head.down(2, message)], opened=True) == "lost"
+
+    meet(scenario)
+
+
+@pytest.mark.parametrize(
+    "message", [SetSlots(5), RequestCut(1, 9), ForkHost(1, "a", b"", Version(-1, -1))]
+)
+@pytest.mark.usefixtures("safe")
+def test_an_order_before_the_run_is_open_ends_the_membership(message: object) -> None:
+    async def scenario(head: Head) -> None:
+        assert await head.attack([head.down(1, message)], opened=False) == "lost"
+
+    meet(scenario)
+
+
+@pytest.mark.usefixtures("safe")
+def test_a_second_opening_and_one_with_too_many_doorbells_are_refused() -> None:
+    async def scenario(head: Head) -> None:
+        assert await head.attack([head.down(2, head.opened)], opened=True) == "lost"
+        many = replace(head.opened, bells=10**9)
+        assert await head.attack([head.down(1, many)], opened=False) == "lost"
+
+    meet(scenario)
+
+
+@pytest.mark.usefixtures("safe")
+def test_a_node_that_is_too_small_for_the_slots_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "usable_memory", lambda: 100)
+
+    async def scenario(head: Head) -> None:
+        assert await head.attack([], opened=True) == "refused"
+
+    meet(scenario)
+
+
+@pytest.mark.usefixtures("safe")
+def test_honest_messages_keep_a_node() -> None:
+    async def scenario(head: Head) -> None:
+        ups = head.down(2, SetSlots(5), ForkHost(1, "actors-0", b"", Version(-1, -1)))
+        assert await head.attack([ups, *honest(head)[-1:]], opened=True) == "left"
+
+    def honest(head: Head) -> list[Frames]:
+        return [encoded(*message) for message in honest_messages(head, orders=False)]
+
+    meet(scenario)
+
+
+def honest_messages(head: Head, *, orders: bool = True) -> list[tuple[str, int, object]]:
+    """What a head sends after the opening of the run."""
+    slots = SharedTransport(layout=LAYOUT, capacity=2)
+    slots.add_slots(2)
+    views = slots.arena.request_views(1)
+    answer = {name: views[name].copy() for name in answer_fields(views)}
+    slots.close()
+    found: list[tuple[str, int, object]] = [
+        ("weights", 0, [0, 1, FLAT, np.zeros(FLAT, np.uint8)]),
+        ("beat", 0, [1.5]),
+        ("answers", 0, [[1, ASKED, 0, 7, answer]]),
+    ]
+    if orders:
+        found += [
+            ("welcome", 0, ["n", 0, True, 15.0]),
+            ("refused", 0, ["its python is older", False]),
+            ("lost", 0, None),
+            ("ended", 0, None),
+            ("down", 2, [0, np.frombuffer(pack([SetSlots(5)]), np.uint8)]),
+        ]
+    return found
+
+
+@st.composite
+def orders(draw: st.DrawFn, head: Head) -> Frames:
+    """One numbered message of the head, its contents nearly honest."""
+    granted = MESSAGES.encode(Granted("actor-0", 0, Grant(9, 2, Version(0, 0))))
+    sent = draw(
+        st.sampled_from(
+            [
+                SetSlots(5),
+                RequestCut(1, 9),
+                ForkHost(1, "actors-0", b"payload", Version(-1, -1)),
+                KillHost(1),
+                ToHost(1, granted),
+                ToHost(1, MESSAGES.encode(Stop())),
+                CloseNode(),
+                head.opened,
+            ]
+        )
+    )
+    values = draw(altered(NODE_MESSAGES.encode(sent)))
+    try:
+        body = msgpack.packb(values) + draw(st.just(b"") | st.binary(max_size=3))
+    except (TypeError, ValueError, OverflowError):  # no peer could send it
+        body = b""
+    number = draw(st.sampled_from([2, 2, 3, 1]))
+    return encoded("down", number, [0, np.frombuffer(body, np.uint8)])
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.usefixtures("safe")
+def test_no_frame_of_a_head_ends_a_node(caplog: pytest.LogCaptureFixture) -> None:
+    """Each is handled, or ends the membership or the connection. Nothing is left of it."""
+    caplog.set_level(logging.CRITICAL + 1, logger="tianflow")  # records would be retained
+    with asyncio.Runner() as runner:
+        head = runner.run(a_head())
+        near = messages(honest_messages(head))
+
+        @fuzz
+        @given(st.lists(near | orders(head), min_size=1, max_size=A_TURN), st.booleans())
+        def attack(frames: list[Frames], opened: bool) -> None:
+            runner.run(head.attack(frames, opened=opened))
+
+        runner.run(head.attack([], opened=True))
+        before = memory(os.getpid()), descriptors(os.getpid())
+        attack()
+        grown = memory(os.getpid()) - before[0]
+        runner.run(head.attack([], opened=True))
+        runner.run(closed(before[1] + 6))
+        head.listener.close()
+        assert {"left", "lost"} <= head.outcomes.keys() <= {"left", "lost", "refused", "ended"}
+        assert grown < GROWTH
+        print(  # noqa: T201 - the report of a campaign
+            f"{head.sent} messages, memberships: {head.outcomes}, {grown / 2**20:.1f} MiB"
+        )
+
+
+async def closed(few: int) -> None:
+    """Wait until ``few`` descriptors are left: ZeroMQ closes its own in a thread."""
+
+    def look() -> bool:
+        gc.collect()  # as a node does
+        return descriptors(os.getpid()) <= few
+
+    async with asyncio.timeout(PATIENCE_S):
+        await until(look)
+
+
+async def a_head() -> Head:
+    return Head()
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+@pytest.mark.usefixtures("safe")
+def test_a_bomb_of_the_head_costs_a_node_its_connection_and_no_memory(bomb: Frames) -> None:
+    async def scenario(head: Head) -> None:
+        before = memory(os.getpid())
+        assert await head.attack([bomb], opened=True) == "left"
+        assert memory(os.getpid()) - before < 48 * 1024**2
+
+    meet(scenario)

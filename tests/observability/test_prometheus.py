@@ -502,6 +502,7 @@ def test_every_failure_counter_has_its_attempts_beside_it() -> None:
         "inference_failures": "inference_requests",
         "learner_statistics_refused": "learner_updates",
         "learner_updates_skipped": "learner_updates",
+        "nodes_connections_refused": "nodes_connections",
         "nodes_refused": "nodes_arrived",
         "replay_items_discarded": "replay_items_drawn",
         "replay_shard_priorities_refused": "replay_shard_items_drawn",

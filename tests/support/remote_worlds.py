@@ -102,6 +102,10 @@ def serving(
         server.close()
 
 
+RECORDED = 2**22
+"""Bytes of a recording at most."""
+
+
 class Relay:
     """Passes TCP connections on to ``target``, which may change.
 
@@ -109,10 +113,12 @@ class Relay:
         address: what clients connect to.
         target: ``tcp://HOST:PORT`` of the server behind it; None: connections end at once.
         jitter_s: each piece of data is delayed by a random time below this.
+        recordings: what each client has sent so far.
     """
 
     def __init__(self, target: str | None, *, jitter_s: float = 0.0) -> None:
         self.target, self.jitter_s = target, jitter_s
+        self.recordings: list[bytearray] = []
         self.address = ""
         self._chance = random.Random(0)
         self._open: set[asyncio.StreamWriter] = set()
@@ -164,14 +170,22 @@ class Relay:
         port = int(self.target.rpartition(":")[2])
         theirs, other = await asyncio.open_connection("127.0.0.1", port)
         self._open |= {writer, other}
+        self.recordings.append(bytearray())
         with suppress(OSError, asyncio.CancelledError):
-            await asyncio.gather(self._pass(reader, other), self._pass(theirs, writer))
+            await asyncio.gather(
+                self._pass(reader, other, self.recordings[-1]),
+                self._pass(theirs, writer, bytearray()),
+            )
         for end in (writer, other):
             self._open.discard(end)
             end.transport.abort()
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, recording: bytearray
+    ) -> None:
         while data := await reader.read(2**16):
+            if len(recording) < RECORDED:
+                recording += data
             if self.jitter_s:
                 await asyncio.sleep(self._chance.random() * self.jitter_s)
             await self._flows.wait()

@@ -571,6 +571,17 @@ class NodeSent(NamedTuple):
 
 @message
 @dataclass(frozen=True, slots=True)
+class ConnectionsCounted:
+    """Connections that the gateway has accepted since it began, and those that were refused or
+    lost, by reason.
+    """
+
+    accepted: int
+    refused: Mapping[str, int]
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class NodeDisconnected:
     """The connection to a node is lost; the node may come back.
 

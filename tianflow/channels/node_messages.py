@@ -15,6 +15,7 @@ import msgpack
 from tianflow.channels.codec import Codec
 from tianflow.channels.messages import PutSettings
 from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout, Version
+from tianflow.errors import BrokenChannelError
 
 NODE_MESSAGES = Codec("message of a node")
 message = NODE_MESSAGES.register
@@ -25,6 +26,10 @@ DEAD_S = 2.0
 and gateway is replaced. TCP alone may wait as long again after an outage as the outage lasted. A
 link that was down for less than the lease would cost the node then.
 """
+MOST_BYTES = 16 * 1024**2
+"""Most bytes of packed messages that are unpacked. A byte of them can stand for an object of 64."""
+SMALL = 4096
+"""Bytes of packed messages from which lengths are verified before memory is reserved for them."""
 
 
 @message
@@ -161,7 +166,24 @@ def pack(messages: Iterable[object]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Any]:
-    """The messages in ``data``. BrokenChannelError if one is malformed."""
+    """The messages in ``data``. BrokenChannelError if one is malformed, or cut off."""
+    if len(data) > MOST_BYTES:
+        raise BrokenChannelError(f"{len(data)} bytes of messages: at most {MOST_BYTES} are read")
+    try:
+        # A list reserves memory for what it only announces, once for each level of nesting.
+        if len(data) > SMALL:
+            unpacker = _unpacker(data)
+            while unpacker.tell() < len(data):
+                unpacker.skip()
+        unpacker, found = _unpacker(data), list[Any]()
+        while unpacker.tell() < len(data):
+            found.append(NODE_MESSAGES.decode(unpacker.unpack()))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise BrokenChannelError(f"messages cannot be unpacked: {error!r:.200}") from error
+    return found
+
+
+def _unpacker(data: bytes) -> msgpack.Unpacker:
     unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False, max_buffer_size=len(data))
     unpacker.feed(data)
-    return [NODE_MESSAGES.decode(values) for values in unpacker]
+    return unpacker

@@ -58,6 +58,8 @@ def restack(place: NDArray[Any], sent: dict[str, Any]) -> None:
         rows, n = place.shape[:2]
         if len(sent) != 4 or at.dtype != np.int32 or at.shape != (len(at), 2):
             raise MalformedMessageError("stacks are not complete")
+        if len(at) > (rows - 1) * n:
+            raise MalformedMessageError("more stacks are sent than a trajectory has")
         if len(at) and not ((at >= 0) & (at < (rows - 1, n))).all():
             raise MalformedMessageError("a stack lies outside of its trajectory")
     except (KeyError, TypeError, AttributeError) as error:

@@ -45,6 +45,10 @@ COPIED = 64 * 1024
 """Frames up to this many bytes are copied when they are sent: sharing them would cost more."""
 OVERHEAD = 256
 """Bytes that CURVE adds to a frame, generously."""
+BACKLOG = 1024
+"""Connections that wait to be accepted at most; the system may permit fewer. A node is not to wait
+behind strangers.
+"""
 QUEUED = 64
 """Messages of one connection that wait for a listener; then TCP holds the sender back."""
 HANDSHAKE_S = 10.0
@@ -94,6 +98,14 @@ class ListenerStatistics:
     """Handshakes with a client key that is not accepted."""
     malformed: Mapping[str, int] = field(default_factory=dict)
     """Malformed messages, by the kind of mistake."""
+    wordless: int = 0
+    """Connections that ended before a message of them was read: another protocol, no valid key, or
+    silence.
+    """
+    lost: int = 0
+    """Connections that ended without a farewell after a message of them was read: the peer died, or
+    sent a frame over the limit.
+    """
 
     @property
     def strangers(self) -> int:
@@ -192,6 +204,7 @@ class TcpListener:
         _set_up(self._socket, address, max_frame, heartbeat_s, dead_after_s)
         self._socket.router_mandatory = True
         self._socket.rcvhwm = QUEUED
+        self._socket.backlog = BACKLOG
         self._socket.zap_domain = DOMAIN.encode()
         if keys is not None:
             self._socket.curve_server = True
@@ -201,8 +214,16 @@ class TcpListener:
         ends = (self._socket, self._zap, self._monitor, self._woken.fileno())
         self._watched: list[tuple[Any, int]] = [(end, zmq.POLLIN) for end in ends]
         self._accepted = self._admitted = self._ended = self._farewells = self._closed = 0
-        self._refused_keys = 0
+        self._refused_keys = self._wordless = self._lost = 0
         self._malformed: Counter[str] = Counter()
+        self._heard: dict[int, bool] = {}
+        """By descriptor, of connections with a message that was read: True once their end needs no
+        further explanation.
+        """
+        self._over: dict[int, bool | None] = {}
+        """The same, of connections that have ended, perhaps with messages that were not read yet;
+        None: none was read.
+        """
         self.changed = False
         """True if a connection has ended since this was last set to False."""
         self._reader: LoopReader | None = None
@@ -225,6 +246,7 @@ class TcpListener:
             self._authenticate()
         if self._monitor in ready:
             self._observe()
+        self._judge()
         if self._woken.fileno() in ready:
             self._woken.recv(4096)
         return self._receive_nowait() if self._socket in ready else None
@@ -239,11 +261,14 @@ class TcpListener:
                 self._authenticate()
             if _readable(self._monitor):
                 self._observe()
-                if self.changed:
-                    self.changed = False
-                    ended()
+            if self.changed:
+                self.changed = False
+                ended()
             for _ in range(TURN):
-                if self._reader is None or not _readable(self._socket):
+                if self._reader is None:
+                    return True
+                if not _readable(self._socket):
+                    self._judge()
                     return True
                 if (found := self._receive_nowait()) is not None:
                     handle(*found)
@@ -267,6 +292,8 @@ class TcpListener:
         except MalformedMessageError as error:
             self.close_peer(peer, "undecodable", str(error))
             return None
+        where = self._over if peer.descriptor in self._over else self._heard
+        where[peer.descriptor] = message.kind == BYE
         if message.kind == BYE:
             self._farewells += 1
         return peer, message
@@ -299,6 +326,7 @@ class TcpListener:
         if not self.reachable(peer):  # its descriptor may belong to another connection by now
             return
         self._malformed[mistake] += 1
+        self._heard[peer.descriptor] = True
         log.warning("a malformed message: its connection is closed", mistake=mistake, why=details)
         try:
             duplicate = socket.socket(fileno=os.dup(peer.descriptor))
@@ -325,6 +353,8 @@ class TcpListener:
             closed=self._closed,
             refused_keys=self._refused_keys,
             malformed=dict(self._malformed),
+            wordless=self._wordless,
+            lost=self._lost,
         )
 
     def close(self) -> None:
@@ -354,12 +384,29 @@ class TcpListener:
     def _observe(self) -> None:
         # Another thread may ask for statistics, and one socket has one user at a time.
         with self._observing:
-            for event, _ in _events(self._monitor):
-                self._accepted += event == zmq.EVENT_ACCEPTED
-                self._admitted += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                if event == zmq.EVENT_DISCONNECTED:
+            for event, descriptor in _events(self._monitor):
+                if event == zmq.EVENT_ACCEPTED:
+                    self._accepted += 1
+                    self._judge_one(descriptor)  # of an earlier connection
+                elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self._admitted += 1
+                elif event == zmq.EVENT_DISCONNECTED:
+                    self._over[descriptor] = self._heard.pop(descriptor, None)
                     self._ended += 1
                     self.changed = True
+
+    def _judge(self) -> None:
+        """Count how connections have ended, once all their messages are read: the report of an end
+        overtakes them.
+        """
+        if self._over and not _readable(self._socket):
+            for descriptor in list(self._over):
+                self._judge_one(descriptor)
+
+    def _judge_one(self, descriptor: int) -> None:
+        explained = self._over.pop(descriptor, True)
+        self._wordless += explained is None
+        self._lost += explained is False
 
 
 class TcpConnection:
@@ -534,9 +581,21 @@ def _set_up(
         end.tcp_maxrt = int(dead_after_s * 1000)
 
 
+WATCHED = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+)
+"""Events that are read. Without open files, ZeroMQ reports a failed accept in an endless loop."""
+
+
 def _monitor(context: Context, watched: Socket) -> Socket:
     name = f"inproc://monitor-{secrets.token_hex(8)}"
-    watched.monitor(name, zmq.EVENT_ALL)
+    watched.monitor(name, WATCHED)
     monitor = context.socket(zmq.PAIR)
     monitor.linger = 0
     monitor.connect(name)

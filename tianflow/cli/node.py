@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +11,6 @@ from typing import Annotated
 import typer
 
 from tianflow.cli.common import exit_codes
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def node(
@@ -40,13 +37,14 @@ def node(
     """
     with exit_codes():
         from tianflow import logs
+        from tianflow.core.program import NODE_NAME
         from tianflow.errors import ConfigError, Problem
         from tianflow.hosts import event_loop
         from tianflow.launchers.node import NodeProcess, default_name
 
         logs.configure()
         chosen = default_name() if name is None else name
-        if not NAME.fullmatch(chosen):
+        if not NODE_NAME.fullmatch(chosen):
             accepted = "letters, digits, '.', '_' and '-', at most 64"
             raise ConfigError([Problem("--name", chosen, "is not a name of a node", accepted)])
         if cores is not None:

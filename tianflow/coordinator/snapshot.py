@@ -151,6 +151,8 @@ class RunSnapshot:
             nodes={} if nodes is None else nodes.statistics(),
             nodes_arrived=0 if nodes is None else nodes.arrived,
             nodes_refused=0 if nodes is None else nodes.refused,
+            nodes_connections=0 if nodes is None else nodes.connections,
+            nodes_connections_refused={} if nodes is None else dict(nodes.connections_refused),
             events_received=self._events.published,
             generation=self._live.generation,
             settings_changes=self._live.changes,

@@ -4,12 +4,15 @@ only.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tianflow.core.payloads import NO_VERSION, EnvironmentSpec, TrajectoryLayout, Version
 
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""Names of nodes. They stand in logs, metrics and on screens."""
 NODE_LOST, NODE_LEFT, MOVED = "node_lost", "node_left", "moved"
 """Why a host on a node ended, if not by itself: its node was lost, or left, or another node has
 more free cores.

@@ -14,6 +14,20 @@ _LIMITS = {
 """By error number: the limit, its unit in words, the shell's command, and units in one of its."""
 
 
+MOST_OPEN_FILES = 16_384
+"""Open files that a process permits itself at most. Each connection costs memory, too."""
+
+
+def permit_open_files() -> None:
+    """Permit this process as many open files as the system allows it, at most `MOST_OPEN_FILES`:
+    shells permit 1,024, and connections of strangers would use them up.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def refusal(error: OSError, needed: str, *, nbytes: int | None = None) -> str:
     """One sentence for ``error``.
 

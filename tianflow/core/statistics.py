@@ -929,6 +929,14 @@ class ProcessStatistics:
     """None once the process has ended."""
 
 
+CONNECTION_REFUSALS = ("stranger", "undecodable", "not_allowed", "broken_rule", "lost")
+"""Why connections to the gateway end. stranger: without a word that could be read, because of
+another protocol, no valid key, or silence; undecodable: after bytes that are not a message;
+not_allowed: after a message that is not valid there; broken_rule: the coordinator has refused a
+message, and the node is lost; lost: without a farewell, such as after a frame above the limit.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeStatistics:
     """One node of a run, under its name. Counters continue when the node joins again."""
@@ -1098,6 +1106,19 @@ class RunStatistics:
     nodes_refused: int = field(
         default=0,
         metadata=metric("Processes that were not admitted as nodes.", kind="counter"),
+    )
+    nodes_connections: int = field(
+        default=0,
+        metadata=metric("Connections to the gateway, of nodes and of others.", kind="counter"),
+    )
+    nodes_connections_refused: Mapping[str, int] = field(
+        default_factory=dict,
+        metadata=metric(
+            "Connections to the gateway that were refused, closed or lost, by reason.",
+            kind="counter",
+            labels=("reason",),
+            known=CONNECTION_REFUSALS,
+        ),
     )
     trained_s: float = 0.0
     """Seconds that count towards ``run.max_seconds``."""

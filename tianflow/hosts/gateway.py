@@ -8,6 +8,7 @@ leave from shared memory, once for each node, the newest only.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ from tianflow.channels.link import Link
 from tianflow.channels.messages import (
     MESSAGES,
     AdmitNode,
+    ConnectionsCounted,
     ForgetNode,
     GatewayFailed,
     GatewayListens,
@@ -40,17 +42,27 @@ from tianflow.channels.messages import (
     SendWeights,
     StartGateway,
 )
-from tianflow.channels.node_messages import DEAD_S
+from tianflow.channels.node_messages import DEAD_S, MOST_BYTES
 from tianflow.channels.shm import SharedMemory, SharedWeights, mapped_arena, stored_nbytes
 from tianflow.channels.stream import accepts
 from tianflow.channels.tcp import Peer, TcpListener
 from tianflow.core.payloads import NO_VERSION, Version
+from tianflow.core.resource_limits import permit_open_files
 from tianflow.errors import BrokenChannelError, ConfigError
 from tianflow.hosts import event_loop as loops
 from tianflow.hosts.signals import outlive_sigterm
 
 BEAT_S = 1.0
 """Seconds between two signs of life on the link of a node, and two reports of its traffic."""
+MALFORMED = (
+    MalformedMessageError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a message raises that does not have the values that its kind needs."""
 MOST_GUESTS = 64
 """Connections that wait for the coordinator's word; further ones are closed."""
 
@@ -107,6 +119,7 @@ class Gateway:
         self._guests: dict[bytes, Peer] = {}
         self._members: dict[str, _Member] = {}
         self._names: dict[bytes, str] = {}
+        self._counted: ConnectionsCounted | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._link = Link(end=end, handle=self._obey, closed=self.stop)
         self._handlers = Handlers(
@@ -169,6 +182,18 @@ class Gateway:
                         member.round_trip_s,
                     )
                 )
+            self._count()
+
+    def _count(self) -> None:
+        """Report the connections that were refused, if there are new ones."""
+        if self._listener is None:
+            return
+        found = self._listener.statistics()
+        refused = {**found.malformed, "stranger": found.wordless, "lost": found.lost}
+        counted = ConnectionsCounted(found.accepted, refused)
+        if counted != self._counted:
+            self._counted = counted
+            self._link.send(counted)
 
     # To nodes
     # ----------------------------------------------------------------------------------------------
@@ -263,20 +288,26 @@ class Gateway:
                 self._greet(peer, message)
             else:
                 self._handle(name, self._members[name], message)
-        except (MalformedMessageError, KeyError, TypeError, ValueError) as error:
-            self._listener.close_peer(peer, "not allowed", f"{type(error).__name__}: {error}")
+        except MALFORMED as error:
+            why = f"{type(error).__name__}: {error!s:.200}"
+            self._listener.close_peer(peer, "not_allowed", why)
 
     def _greet(self, peer: Peer, message: Message) -> None:
-        if message.kind != "hello" or not isinstance(message.body, dict):
+        hello = message.body
+        if message.kind != "hello" or not isinstance(hello, dict):
             raise MalformedMessageError(f"a stranger begins with {message.kind!r:.40}")
+        if any(type(name) is not str for name in hello):
+            raise MalformedMessageError("a stranger names a value by something that is not a text")
         if len(self._guests) >= MOST_GUESTS:
             raise MalformedMessageError("too many connections wait to be admitted")
+        self._link.send(NodeArrived(peer.id, hello))
         self._guests[peer.id] = peer
-        self._link.send(NodeArrived(peer.id, message.body))
 
     def _handle(self, name: str, member: _Member, message: Message) -> None:
         match message.kind, message.body:
-            case "up", [int(received), np.ndarray() as body, list(attachments)]:
+            case "up", [received, np.ndarray() as body, list(attachments)] if _whole(received):
+                if body.nbytes > MOST_BYTES:
+                    raise MalformedMessageError(f"a message has {body.nbytes} bytes")
                 if accepts(member.received, message.number):
                     for slot, length, arrays in attachments:
                         self._store(slot, length, arrays)
@@ -284,15 +315,15 @@ class Gateway:
                     member.received = message.number
                     member.arrived["messages"] += body.nbytes
                     self._link.send(NodeSent(name, message.number, received, body.tobytes()))
-            case "beat", [int(received), list(progress), float(echo)]:
+            case "beat", [received, list(progress), float(echo)] if _whole(received):
                 self._report(progress)
-                if echo:
+                if echo and math.isfinite(echo):
                     member.round_trip_s = max(0.0, time.monotonic() - echo)
                 self._link.send(NodeSent(name, 0, received, b""))
             case "ask", list(requests):
                 for slot, request, inputs in requests:
                     self._ask(name, slot, request, inputs)
-            case "stored", [int(lineage), int(number)]:
+            case "stored", [lineage, number] if _whole(lineage, number):
                 member.weights, member.sending = Version(lineage, number), False
                 self._send_weights(member)
             case "bye" | "noop", _:
@@ -302,6 +333,8 @@ class Gateway:
 
     def _report(self, progress: Sequence[Any]) -> None:
         for slot, ticket, steps in progress:
+            if not _whole(slot, ticket, steps):
+                raise MalformedMessageError("progress is not a slot, a ticket and steps")
             if 0 <= slot < self._arena.slots:
                 self._arena.report(slot, ticket, steps)
 
@@ -309,6 +342,8 @@ class Gateway:
         """Write a request of a node into its slot, and ask the inference server of the slot."""
         if not self._bells or type(slot) is not int or not 0 <= slot < self._arena.slots:
             raise MalformedMessageError(f"no inference server answers slot {slot!r:.20}")
+        if not _whole(request):
+            raise MalformedMessageError(f"{request!r:.20} is not a request")
         row = row_of(request)
         if row >= self._arena.layout.steps:
             raise MalformedMessageError(f"a trajectory has no row {row}")
@@ -349,6 +384,13 @@ class Gateway:
         self._attachments.write(self._arena.views(slot), length, arrays)
 
 
+def _whole(*values: object) -> bool:
+    """True if all ``values`` are whole numbers. True and False are not: the coordinator takes none
+    for a number.
+    """
+    return all(type(value) is int for value in values)
+
+
 def main(payload: bytes, descriptors: Sequence[int]) -> int:
     """Run the gateway. The exit status.
 
@@ -357,6 +399,7 @@ def main(payload: bytes, descriptors: Sequence[int]) -> int:
         descriptors: the end of the link, the slots, the weights, doorbells.
     """
     outlive_sigterm()
+    permit_open_files()
     start = MESSAGES.decode(msgpack.unpackb(payload, strict_map_key=False))
     if not isinstance(start, StartGateway):
         raise BrokenChannelError(f"a gateway starts with StartGateway, not {type(start).__name__}")

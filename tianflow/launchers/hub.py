@@ -22,6 +22,7 @@ from tianflow.channels.frames import MalformedMessageError
 from tianflow.channels.messages import (
     MESSAGES,
     AdmitNode,
+    ConnectionsCounted,
     ForgetNode,
     Granted,
     Handlers,
@@ -55,7 +56,7 @@ from tianflow.channels.node_messages import (
 )
 from tianflow.channels.stream import ReliableStream
 from tianflow.core.payloads import NO_VERSION, Version
-from tianflow.core.program import MOVED, NODE_LEFT, NODE_LOST
+from tianflow.core.program import MOVED, NODE_LEFT, NODE_LOST, NODE_NAME
 from tianflow.core.statistics import NodeStatistics
 from tianflow.errors import BrokenChannelError, RunError
 from tianflow.interfaces import Connection
@@ -119,6 +120,10 @@ class NodeHostProcess:
         """See `tianflow.interfaces.HostProcess.kill`."""
         if not self.ended.done():
             self._node.post(KillHost(self._number))
+
+    def break_off(self, host: str, error: Exception) -> None:
+        """A message of ``host``, this one, breaks a rule: its node is lost."""
+        self._node.break_off(f"a message of host {host!r} was refused: {error!r}")
 
     def end_for(self, cause: str) -> None:
         """Ask the host to hand over what it has, and to end, because of ``cause``."""
@@ -292,6 +297,10 @@ class Node:
         self.connected = False
         self._stream.disconnected()
 
+    def break_off(self, why: str) -> None:
+        """It sent what it may not send: it is lost."""
+        self._hub.break_off(self, why)
+
     def receive(self, message: NodeSent) -> None:
         """A message of the node, or a sign of life. MalformedMessageError if one is missing."""
         self.heard = time.monotonic()
@@ -419,14 +428,19 @@ class NodeHub:
         self._waiting: dict[str, float] = {}
         """Hosts without a place, and since when."""
         self._reported = 0.0
-        self.arrived = self.refused = 0
+        self.arrived = self.refused = self.connections = 0
         """See `tianflow.interfaces.NodesView`."""
+        self.connections_refused: Counter[str] = Counter()
+        """See `tianflow.interfaces.NodesView`."""
+        self._counted = ConnectionsCounted(0, {})
+        """By the gateway that works now, so far."""
         self._handlers = Handlers(
             {
                 NodeArrived: self._arrived,
                 NodeSent: self._sent,
                 NodeDisconnected: self._disconnected,
                 NodeTraffic: self._traffic,
+                ConnectionsCounted: self._count,
             }
         )
         slots.arena.on_cut, slots.grown = self._cut, self._slots_added
@@ -438,6 +452,7 @@ class NodeHub:
     def open(self, gateway: MessageLink) -> None:
         """A gateway works, the first one or a later one."""
         self._gateway, self._published = gateway, NO_VERSION
+        self._counted = ConnectionsCounted(0, {})
         self.publish()
 
     def shut(self) -> None:
@@ -473,7 +488,18 @@ class NodeHub:
         try:
             node.receive(message)
         except (MalformedMessageError, BrokenChannelError) as error:
-            self._lose(node, NODE_LOST, f"a message of it was refused: {error}")
+            self.break_off(node, f"a message of it was refused: {error}")
+
+    def break_off(self, node: Node, why: str) -> None:
+        """``node`` sent what it may not send: it is lost, and the run continues."""
+        self.connections_refused["broken_rule"] += 1
+        self._lose(node, NODE_LOST, why)
+
+    def _count(self, message: ConnectionsCounted) -> None:
+        self.connections += message.accepted - self._counted.accepted
+        for reason, number in message.refused.items():
+            self.connections_refused[reason] += number - self._counted.refused.get(reason, 0)
+        self._counted = message
 
     def _disconnected(self, message: NodeDisconnected) -> None:
         node = self._nodes.get(message.name)
@@ -528,6 +554,8 @@ class NodeHub:
             self._refuse(message, f"its first message is not complete: {error}")
             return
         known = self._nodes.get(name)
+        if not NODE_NAME.fullmatch(name):
+            problem = f"{name!r:.80} is not a name of a node"
         if problem:
             self._refuse(message, problem)
         elif known is not None and known.incarnation == incarnation:
@@ -644,6 +672,7 @@ class NodeHub:
     def _remove(self, node: Node, reason: str) -> None:
         if self._nodes.get(node.name) is node:
             del self._nodes[node.name]
+            node.detach()
             self.to_gateway(ForgetNode(node.name, False))
         for process in list(node.hosts.values()):
             process.cause = reason

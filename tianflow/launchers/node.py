@@ -9,22 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import math
 import os
 import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tianflow import __version__
-from tianflow.channels.arena import SlotRequests, input_rows, place_of, row_of
+from tianflow.channels.arena import (
+    MOST_PLACES,
+    SlotRequests,
+    answer_fields,
+    input_rows,
+    place_of,
+    row_of,
+)
 from tianflow.channels.attachments import Attachments
-from tianflow.channels.frames import MalformedMessageError, Message, encode, joined
+from tianflow.channels.frames import MalformedMessageError, Message, encode, joined, nbytes
 from tianflow.channels.link import RelayLink
 from tianflow.channels.messages import Granted, Handlers
 from tianflow.channels.node_messages import (
@@ -61,6 +71,7 @@ from tianflow.launchers.host_forker import HostForker
 from tianflow.launchers.hub import new_incarnation, python_version
 from tianflow.launchers.processes import PRELOAD, TARGET
 from tianflow.logs import logger
+from tianflow.planning.memory import usable_memory
 from tianflow.planning.probe import Answer, probe
 from tianflow.rundir.join_file import JoinFile
 
@@ -86,6 +97,16 @@ JOIN_S = 5.0
 """Seconds after which an attempt to join ends. The next one reads the join file again."""
 PATIENCE_S = 15.0
 """Seconds without a run after which a node that takes part once ends."""
+MALFORMED = (
+    MalformedMessageError,
+    BrokenChannelError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a message raises that does not have the values that its kind needs."""
 log = logger("node")
 
 
@@ -185,6 +206,10 @@ class Membership:
         self._asked: dict[int, int] = {}
         """The last request of each slot that was sent."""
         self._hosts: dict[int, _Host] = {}
+        self._ready = False
+        """True once it takes hosts."""
+        self._ordered: set[int] = set()
+        """Numbers of the hosts that were ordered."""
         self._open_slots: dict[int, int] = {}
         """Ticket by slot, of grants to hosts here."""
         self._attachments: Attachments | None = None
@@ -195,7 +220,7 @@ class Membership:
                 OpenNode: self._open,
                 SetSlots: self._set_slots,
                 RequestCut: self._request_cut,
-                ForkHost: lambda message: self._hold(message.version, message),
+                ForkHost: self._order_host,
                 KillHost: self._kill_host,
                 ToHost: self._to_host,
                 CloseNode: lambda _: self._end("left"),
@@ -221,6 +246,8 @@ class Membership:
                     host.link.close()
             for bell in self._servers:
                 asyncio.get_running_loop().remove_reader(bell.fd)
+            if self._weights is not None:
+                self._weights.memory.close()
             if self._slots is not None:
                 self._slots.close()
             self._context.destroy(linger=200)
@@ -312,14 +339,26 @@ class Membership:
 
     def _receive(self, message: Message) -> None:
         self._heard = time.monotonic()
-        try:
+        with self._refusing(message.kind):
             self._obey(message)
+
+    @contextlib.contextmanager
+    def _refusing(self, kind: str) -> Iterator[None]:
+        """A message of this kind that the head may not send ends the membership, not the node."""
+        try:
+            yield
+        except MALFORMED as error:
+            self.last_error = f"a message of the head is refused: {type(error).__name__}: {error}"
+            log.warning("a message of the head is refused", kind=kind[:40], why=repr(error))
+            self._end("lost")  # messages may be missing now; the next membership has all
         except Exception as error:  # noqa: BLE001 - a boundary: the node could not go on
             self._fail(error)
 
     def _obey(self, message: Message) -> None:
         match message.kind, message.body:
-            case "welcome", [str(), int(received), bool(), float(lease_s)]:
+            case "welcome", [str(), int(received), bool(), float(lease_s)] if (
+                0 < lease_s < math.inf
+            ):
                 self._welcome(received, lease_s)
             case "refused", [str(), bool()] if self.admitted:
                 self._end("lost")
@@ -330,10 +369,8 @@ class Membership:
                 if message.number and self._stream.accept(message.number):
                     self._take(body.tobytes())
                 self._pump()
-            case "weights", [int(lineage), int(number), int(nbytes), sent]:
-                flat = np.empty(nbytes, np.uint8)
-                joined(flat, sent)
-                self._store_weights(Version(lineage, number), flat)
+            case "weights", [int(lineage), int(number), int(size), sent]:
+                self._store_weights(Version(lineage, number), _flat(size, sent))
             case "answers", list(answers):
                 self._answer(answers)
             case "beat", [float(echo)]:
@@ -356,12 +393,13 @@ class Membership:
             self._start(self._take_first(self._first))
 
     async def _take_first(self, bodies: Sequence[bytes]) -> None:
-        first = await asyncio.to_thread(unpack, bodies[0])
-        self._first = None
-        for inner in first:
-            self._handlers[type(inner)](inner)
-        for body in bodies[1:]:
-            self._take(body)
+        with self._refusing("down"):
+            first = await asyncio.to_thread(unpack, bodies[0])
+            self._first = None
+            for inner in first:
+                self._handlers[type(inner)](inner)
+            for body in bodies[1:]:
+                self._take(body)
 
     def _welcome(self, received: int, lease_s: float) -> None:
         if self._outage:
@@ -416,18 +454,35 @@ class Membership:
     # Run
     # ----------------------------------------------------------------------------------------------
 
+    @property
+    def _memory(self) -> SharedTransport:
+        """Slots and weights. MalformedMessageError before the run has said what they look like."""
+        if self._slots is None:
+            raise MalformedMessageError("the run is not open here")
+        return self._slots
+
+    def _require_slot(self, slot: Any, *others: Any) -> None:
+        """Refuse a ``slot`` that does not exist here, and ``others`` that are not numbers."""
+        whole = all(type(value) is int and 0 <= value < 2**63 for value in (slot, *others))
+        if not whole or slot >= self._memory.arena.slots:
+            raise MalformedMessageError(f"there is no slot {slot!r:.20}, or {others!r:.60}")
+
     def _open(self, message: OpenNode) -> None:
+        layout, config = message.layout, message.settings.live.config
+        if self._slots is not None or not 0 <= message.servers <= message.bells <= MOST_PLACES:
+            raise MalformedMessageError("the run is open already, or has too many doorbells")
+        if not 0 < layout.steps <= layout.nbytes:
+            raise MalformedMessageError(f"{layout.steps} steps have {layout.nbytes} bytes")
         try:
             self._slots = SharedTransport(
-                layout=message.layout, capacity=message.capacity, bells=message.bells
+                layout=layout, capacity=message.capacity, bells=message.bells
             )
-            self._slots.add_slots(message.slots)
+            self._add_slots(message.slots)
         except TianflowError as error:
             self._unable(str(error))
             return
         self._say_stored()
-        encoding = message.settings.live.config.cluster.encoding
-        self._attachments = Attachments(message.layout, encoding)
+        self._attachments = Attachments(layout, config.cluster.encoding)
         self._servers = self._slots.bells[: message.servers]
         self._requests = SlotRequests(self._slots.arena, index=0, servers=1)
         for bell in self._servers:
@@ -448,17 +503,31 @@ class Membership:
 
     def _answer(self, answers: Sequence[Any]) -> None:
         """Hand the answers of inference servers to the hosts that wait for them."""
-        assert self._slots is not None
-        arena = self._slots.arena
-        places = set()
+        slots, places = self._memory, set()
         for slot, request, lineage, number, fields in answers:
-            views = arena.request_views(slot)
-            for name, array in fields.items():
-                views[name][...] = array
+            self._require_slot(slot, request)
+            views, place = slots.arena.request_views(slot), place_of(request)
+            if set(fields) != set(answer_fields(views)) or place >= len(slots.bells):
+                raise MalformedMessageError("an answer has other fields than the run")
+            for name in fields:
+                joined(views[name], fields[name])
             self._requests.answer(slot, request, Version(lineage, number))
-            places.add(place_of(request))
+            places.add(place)
         for place in places:
-            self._slots.bells[place].ring()
+            slots.bells[place].ring()
+
+    def _add_slots(self, more: int) -> None:
+        """Allocate ``more`` slots. TianflowError if this machine is too small: the system would
+        permit them, and end a process later.
+        """
+        slots, room = self._memory, usable_memory()
+        wanted = (slots.arena.slots + more) * slots.arena.layout.nbytes
+        if wanted > room:
+            raise TianflowError(
+                f"the slots of the run need {wanted} bytes, and this machine has {room}: lower "
+                "balance.memory_limit"
+            )
+        slots.add_slots(more)
 
     def _unable(self, reason: str) -> None:
         self._post(NodeUnable(reason))
@@ -485,21 +554,23 @@ class Membership:
             self._unable("; ".join(lines))
             return
         await self._stack.enter_async_context(self._forker)
+        self._ready = True
         self._post(NodeReady())
 
     def _set_slots(self, message: SetSlots) -> None:
-        if self._slots is not None:
-            self._slots.add_slots(message.slots - self._slots.arena.slots)
+        more = message.slots - self._memory.arena.slots
+        if more < 0:
+            raise MalformedMessageError("slots do not become fewer")
+        self._add_slots(more)
 
     def _request_cut(self, message: RequestCut) -> None:
-        if self._slots is not None:
-            self._slots.arena.request_cut(message.slot, message.ticket)
+        self._require_slot(message.slot, message.ticket)
+        self._memory.arena.request_cut(message.slot, message.ticket)
 
     def _store_weights(self, version: Version, flat: Any) -> None:
-        assert self._slots is not None
         if self._weights is None:
             memory = SharedMemory.attach(
-                os.dup(self._slots.weights), SharedWeights.nbytes_for(flat.nbytes)
+                os.dup(self._memory.weights), SharedWeights.nbytes_for(flat.nbytes)
             )
             self._weights = SharedWeights(memory=memory, nbytes=flat.nbytes)
         self._weights.publish(version, flat)
@@ -533,6 +604,7 @@ class Membership:
         name, fields = message.message
         if name == Granted.__name__:
             ticket, slot, version = fields[2][:3]
+            self._require_slot(slot, ticket)
             self._open_slots[slot] = ticket
             self._hold(Version(*version), message)
         else:
@@ -543,10 +615,15 @@ class Membership:
         if host is not None and host.link is not None:
             host.link.send(message.message)
 
+    def _order_host(self, message: ForkHost) -> None:
+        if not self._ready or message.number in self._ordered:
+            raise MalformedMessageError("a host is ordered twice, or before the node takes hosts")
+        self._ordered.add(message.number)
+        self._hold(message.version, message)
+
     async def _fork(self, message: ForkHost) -> None:
-        assert self._slots is not None
         host = self._hosts[message.number] = _Host(message.number)
-        connection = self._slots.connect(RelayLink)
+        connection = self._memory.connect(RelayLink)
         try:
             link = connection.open_link(
                 handle=lambda values: self._from_host(host.number, values),
@@ -673,6 +750,7 @@ class NodeProcess:
                 log.warning("the run does not accept this node yet", why=str(refusal))
                 await self._pause()
                 continue
+            gc.collect()  # slots and weights of that membership, which lie in cycles
             if admitted:
                 log.info("no longer a node", run=join.run, how=how)
             elif how == "lost":
@@ -698,6 +776,15 @@ class NodeProcess:
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._leaving.wait(), REJOIN_S)
+
+
+def _flat(size: int, sent: Any) -> NDArray[np.uint8]:
+    """The ``size`` bytes of weights that were sent in parts."""
+    if size != nbytes(sent):
+        raise MalformedMessageError(f"weights of {size} bytes have {nbytes(sent)}")
+    flat = np.empty(size, np.uint8)
+    joined(flat, sent)
+    return flat
 
 
 def default_name() -> str:

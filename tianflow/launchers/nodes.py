@@ -6,8 +6,10 @@ import asyncio
 import fcntl
 import socket
 import struct
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,7 +139,7 @@ def _starter(
         while True:
             seat = await hub.place(host.name)
             try:
-                plan = await run.plan_host(host, incarnation)
+                plan = replace(await run.plan_host(host, incarnation), draws=None)  # of the head
                 placed = NodeHost(
                     run=run, plan=plan, learner_started=learner_started, process=seat.process
                 )
@@ -167,6 +169,12 @@ class NodeHost(RemoteHost):
         super().__init__(run=run, plan=plan, learner_started=learner_started)
         self._placed = process
 
+    def _message_failed(self, error: Exception) -> None:
+        """A message that breaks a rule costs the node: the run has others, and it may come back."""
+        details = "".join(traceback.format_exception(error))
+        log.error("a message of a host on a node is refused", host=self._host.name, why=details)
+        self._placed.break_off(self._host.name, error)
+
     def follow_node(self) -> None:
         """Leave when the node leaves."""
         self._placed.leave = self.ask_to_stop
@@ -185,8 +193,10 @@ class NodeHost(RemoteHost):
 
     @property
     def silent_for(self) -> float:
-        """Seconds since its last message; 0 while its node cannot be heard."""
-        return super().silent_for if self._placed.reachable else 0.0
+        """Seconds since its last message; 0 while its node cannot be heard, and before it works:
+        its node may still fetch the weights that it starts with.
+        """
+        return super().silent_for if self.started and self._placed.reachable else 0.0
 
     @property
     def activities(self) -> Sequence[Activity]:
