@@ -426,7 +426,7 @@ class Head:
             await until(
                 lambda: (
                     running.done()
-                    or mark in (member._echo, self.echo)
+                    or (mark in (member._echo, self.echo) and not member._first)
                     or len(self.peers) > joined + 1
                 )
             )
