@@ -25,6 +25,7 @@ from tianflow.algorithms.common.on_arrays import ActOnArrays
 from tianflow.algorithms.common.parameter_buffer import Adam, require_same_arrays
 from tianflow.algorithms.common.precision import ActingNetwork, arithmetic, forward_in
 from tianflow.algorithms.common.ranks import ALONE, Ranks, seed_of_rank
+from tianflow.algorithms.common.scalars import as_numbers
 from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.config.networks import is_image
@@ -284,13 +285,7 @@ class ActorCriticLearner(ABC):
         if found is None:
             self._restore(before)
             return StepResult(0, True, {})
-        statistics = dict(
-            zip(
-                found,
-                torch.stack([value.detach().float() for value in found.values()]).tolist(),
-                strict=True,
-            )
-        )
+        statistics = as_numbers(found, self.device)
         finite = math.isfinite(statistics["loss"]) and math.isfinite(statistics["grad_norm"])
         if finite:
             self._saved = ()

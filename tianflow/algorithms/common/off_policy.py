@@ -17,6 +17,7 @@ from tianflow.algorithms.common.off_policy_models import Module, Optimiser, QMod
 from tianflow.algorithms.common.parameter_buffer import require_same_arrays
 from tianflow.algorithms.common.precision import ActingNetwork, arithmetic, forward_in
 from tianflow.algorithms.common.ranks import ALONE, Ranks, seed_of_rank
+from tianflow.algorithms.common.scalars import as_numbers, is_scalar
 from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import OffPolicySettings
@@ -129,12 +130,13 @@ class UpdateParts:
     """Result of a batch before any change: gradients are in their buffers.
 
     ``samples``: number of trained steps. ``norms``: norm of the gradient for each optimiser.
-    ``statistics``: scalars, including ``loss``. ``priorities`` [n].
+    ``statistics``: scalars, including ``loss``, and numbers that a subclass adds. ``priorities``
+    [n].
     """
 
     samples: Tensor
     norms: Mapping[str, Tensor]
-    statistics: Mapping[str, Tensor]
+    statistics: Mapping[str, Any]
     priorities: Tensor
 
 
@@ -232,15 +234,9 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
             **found.statistics,
             **{f"{name}/norm": norm for name, norm in found.norms.items()},
         }
-        numbers = dict(
-            zip(
-                scalars,
-                torch.stack([value.detach().float() for value in scalars.values()]).tolist(),
-                strict=True,
-            )
-        )
-        count, finite = int(numbers.pop("samples")), all(map(math.isfinite, numbers.values()))
-        norms = [numbers[f"{name}/norm"] for name in found.norms]
+        numbers = as_numbers(scalars, self.device)
+        count, norms = int(numbers["samples"]), [numbers[f"{name}/norm"] for name in found.norms]
+        finite = all(map(math.isfinite, [numbers["loss"], *norms]))
         statistics = {name: numbers[name] for name in found.statistics} | {
             "grad_norm": math.hypot(*norms)
         }
@@ -264,9 +260,10 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         """
         if self.ranks.size == 1:
             return found
-        count, names = found.samples.float(), list(found.statistics)
+        count = found.samples.float()
+        names = [name for name, value in found.statistics.items() if is_scalar(value)]
         total, *sums = self.ranks.add_all(
-            count, *(found.statistics[name].detach() * count for name in names)
+            count, *(found.statistics[name].detach().reshape(()) * count for name in names)
         )
         divisor = total.clamp(min=1.0)
         for optimiser in self.optimisers.values():
@@ -278,7 +275,10 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
                 name: torch.linalg.vector_norm(self.optimisers[name].gradients)
                 for name in found.norms
             },
-            statistics={name: value / divisor for name, value in zip(names, sums, strict=True)},
+            statistics={
+                **found.statistics,
+                **{name: value / divisor for name, value in zip(names, sums, strict=True)},
+            },
         )
 
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -1,0 +1,36 @@
+"""Statistics of an update as numbers: one transfer from the device for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_scalar(value: object) -> bool:
+    """True for a real tensor of one element, whatever its shape."""
+    return isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+
+
+def as_numbers(found: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """``found`` with a float in place of each tensor of one element. A subclass of an algorithm may
+    add values of its own: anything else stays as it is, and `tianflow.core.learning` refuses what
+    is not a number.
+
+    Args:
+        found: values by name; tensors on ``device`` are read together.
+        device: of the learner.
+    """
+    scalars = {name: value.detach() for name, value in found.items() if is_scalar(value)}
+    here = {
+        name: value.float().reshape(()) for name, value in scalars.items() if value.device == device
+    }
+    numbers = (
+        dict(zip(here, torch.stack(list(here.values())).tolist(), strict=True)) if here else {}
+    )
+    return {
+        name: numbers[name] if name in numbers else float(value) if name in scalars else value
+        for name, value in found.items()
+    }
