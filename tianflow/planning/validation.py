@@ -101,7 +101,7 @@ def require_settable(
         problems = validate(changed, limit_s=limit_s).problems
     except probe.UndecidedError as error:
         message = f"cannot be tried: {error}"
-        accepted = "a change in Python, which waits longer; or stop the run, and resume it with it"
+        accepted = "the handle of tianflow.open_run, which waits longer; or a resume with it"
         value = dict(changed.env.set)
         raise ConfigError([Problem("env.set", value, message, accepted)]) from error
     if problems:

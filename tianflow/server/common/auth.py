@@ -129,7 +129,8 @@ class Guard:
         if not valid:
             raise ProblemError(
                 HTTPStatus.UNAUTHORIZED,
-                "A token is missing; send `Authorization: Bearer TOKEN` (see control.json).",
+                "A token is missing; send `Authorization: Bearer TOKEN` (see control.json of the "
+                "run, or service.json of the service).",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         if not (control or reading):
