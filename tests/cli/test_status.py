@@ -74,8 +74,11 @@ class Services:
         *,
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         assert ("" if body is None else "application/json") == content_type
+        # a service makes the environment of a submission before it answers
+        assert (client.SUBMISSION_S if method == "POST" else None) == timeout_s
         self.asked.append((contact.address + contact.token, method, path, body, headers or {}))
         if self.refusal is not None:
             raise self.refusal

@@ -290,6 +290,16 @@ def test_a_request_that_is_not_answered_in_time_may_have_been_carried_out(
             )
 
 
+def test_a_request_may_wait_longer_than_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        contact = announce(tmp_path, "one", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(RequestError, match=r"after 0\.05 s"):
+            client.send(contact, "POST", "/api/v1/runs", timeout_s=0.05)
+
+
 # A service
 # --------------------------------------------------------------------------------------------------
 

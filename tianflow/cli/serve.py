@@ -158,6 +158,7 @@ def submit(
                 body,
                 content_type="application/json",
                 headers=headers,
+                timeout_s=client.SUBMISSION_S,
             )
         except (RequestError, ConfigError) as error:
             raise _user_paths(error) from error

@@ -41,6 +41,10 @@ ALL = tuple(dict.fromkeys(RESOURCES.values()))
 MERGE_PATCH = "application/merge-patch+json"
 ANSWER_S = 10.0
 """Timeout of a request, in seconds."""
+SUBMISSION_S = 60.0
+"""Timeout of a submission, in seconds: the service makes the environment first, and tells for how
+long it tries.
+"""
 SILENCE_S = 45.0
 """Timeout of an event stream: three heartbeats of the server."""
 LONGEST_LINE = 2**20
@@ -181,8 +185,9 @@ def send(
     *,
     content_type: str = MERGE_PATCH,
     headers: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
 ) -> dict[str, Any]:
-    """As `request`, for any ``path`` and type of body.
+    """As `request`, for any ``path`` and type of body. ``timeout_s``: by default `ANSWER_S`.
 
     Raises:
         ConfigError: JSON cannot represent a value of ``body``; nothing was sent.
@@ -193,7 +198,8 @@ def send(
     data = None if body is None else json.dumps(body).encode()
     if data is not None:
         sent["Content-Type"] = content_type
-    with _opened(contact, method, path, sent, data, timeout=ANSWER_S) as answer:
+    limit = ANSWER_S if timeout_s is None else timeout_s
+    with _opened(contact, method, path, sent, data, timeout=limit) as answer:
         text, tag = answer.read(), answer.headers.get("ETag", "")
     try:
         found = json.loads(text or b"{}")
