@@ -266,15 +266,15 @@ class LiveRun:
             for entry in processes()
             if entry.pid != self.process.pid and entry.state not in "ZX"
         ]
-        # to read every environment at every look would cost more than the run
-        self._own = {
+        # To read every environment at every look would cost more than the run. Several threads
+        # look.
+        own = {
             entry.pid: self._own.get(entry.pid) or carries(entry.pid, MARK, self.mark)
             for entry in there
         }
+        self._own = own
         return [
-            Process(entry.pid, role_of(entry.pid), entry.state)
-            for entry in there
-            if self._own[entry.pid]
+            Process(entry.pid, role_of(entry.pid), entry.state) for entry in there if own[entry.pid]
         ]
 
     def kill_all(self) -> None:

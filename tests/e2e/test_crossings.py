@@ -43,15 +43,6 @@ def identity(live: LiveRun) -> None:
     assert metrics["staleness_violations_total",] == 0.0
 
 
-def lost(live: LiveRun) -> float:
-    """Hosts that were lost with their nodes."""
-    return sum(
-        value
-        for key, value in live.metrics().items()
-        if key[0] == "component_restarts_total" and key[-1] == "node_lost"
-    )
-
-
 def works(live: LiveRun, *names: str) -> None:
     """The nodes ``names`` have hosts, and they alone."""
 
@@ -66,10 +57,14 @@ def works(live: LiveRun, *names: str) -> None:
 @contextmanager
 def loses(live: LiveRun, node: NodeProcess) -> Iterator[None]:
     """``node`` is killed, and the run notices it before this ends."""
-    before = lost(live)
     node.kill()
     yield
-    live.until("its hosts are lost", lambda: lost(live) > before)
+
+    def look() -> bool:
+        metrics = live.metrics()
+        return bool(metrics) and ("node_hosts", node.name) not in metrics
+
+    live.until("it is lost", look)
 
 
 def test_a_node_is_lost_whatever_else_happens_to_its_run(tmp_path: Path) -> None:
