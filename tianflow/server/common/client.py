@@ -42,9 +42,7 @@ MERGE_PATCH = "application/merge-patch+json"
 ANSWER_S = 10.0
 """Timeout of a request, in seconds."""
 SUBMISSION_S = 60.0
-"""Timeout of a submission, in seconds: the service makes the environment first, and tells for how
-long it tries.
-"""
+"""Timeout of a submission, in seconds: the service makes the environment before it answers."""
 SILENCE_S = 45.0
 """Timeout of an event stream: three heartbeats of the server."""
 LONGEST_LINE = 2**20
