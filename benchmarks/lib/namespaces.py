@@ -38,7 +38,7 @@ PACKETS = "64kb"
 NO_IPV6 = tuple(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6" for name in ("all", "default"))
 QUEUE = "100ms"
 """Longest time that a packet waits for a limited link, before it is lost."""
-NOBODY = "02:00:00:00:00:00"
+UNUSED_ADDRESS = "02:00:00:00:00:00"
 """A hardware address that no machine has: the switch delivers what is sent there to no process."""
 CLONE_NEWNET = 0x40000000
 T = TypeVar("T")
@@ -216,7 +216,7 @@ class Machine:
         """Lose all packets from here to ``other``; those from ``other`` still arrive. Connections
         between the two are half-open then: no end sees an error.
         """
-        self._neighbour("replace", other.address, "lladdr", NOBODY, "nud", "permanent")
+        self._neighbour("replace", other.address, "lladdr", UNUSED_ADDRESS, "nud", "permanent")
 
     def unmute(self, other: Machine) -> None:
         """Undo `mute`."""

@@ -276,28 +276,29 @@ def test_a_run_that_does_not_answer_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[ControlFile]:
+    """A run that accepts connections and does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield announce(tmp_path, "one", f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(("method", "expected"), [("POST", True), ("GET", False)])
 def test_a_request_that_is_not_answered_in_time_may_have_been_carried_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    silent: ControlFile, monkeypatch: pytest.MonkeyPatch, method: str, expected: bool
 ) -> None:
     monkeypatch.setattr(client, "ANSWER_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        contact = announce(tmp_path, "one", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        for method, expected in (("POST", True), ("GET", False)):
-            with pytest.raises(RequestError) as error:
-                client.request(contact, method, "/api/v1/pause")
-            assert expected == (
-                "it may do what was asked: see `tianflow status`" in str(error.value)
-            )
+    with pytest.raises(RequestError) as error:
+        client.request(silent, method, "/api/v1/pause")
+    assert expected == ("it may do what was asked: see `tianflow status`" in str(error.value))
 
 
 def test_a_request_may_wait_longer_than_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    silent: ControlFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "ANSWER_S", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        contact = announce(tmp_path, "one", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(RequestError, match=r"after 0\.05 s"):
-            client.send(contact, "POST", "/api/v1/runs", timeout_s=0.05)
+    with pytest.raises(RequestError, match=r"after 0\.05 s"):
+        client.send(silent, "POST", "/api/v1/runs", timeout_s=0.05)
 
 
 # A service

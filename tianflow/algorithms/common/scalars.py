@@ -27,10 +27,6 @@ def as_numbers(found: Mapping[str, Any], device: torch.device) -> dict[str, Any]
     here = {
         name: value.float().reshape(()) for name, value in scalars.items() if value.device == device
     }
-    numbers = (
-        dict(zip(here, torch.stack(list(here.values())).tolist(), strict=True)) if here else {}
-    )
-    return {
-        name: numbers[name] if name in numbers else float(value) if name in scalars else value
-        for name, value in found.items()
-    }
+    numbers = torch.stack(list(here.values())).tolist() if here else []
+    elsewhere = {name: float(value) for name, value in scalars.items() if name not in here}
+    return {**found, **elsewhere, **dict(zip(here, numbers, strict=True))}
