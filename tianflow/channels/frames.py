@@ -48,6 +48,17 @@ class MalformedMessageError(TianflowError):
     """A peer sent frames that are not a message, or a message that is not allowed there."""
 
 
+MALFORMED = (
+    MalformedMessageError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a message raises that does not have the values that its kind needs."""
+
+
 class Message(NamedTuple):
     """One message. Arrays in ``body`` may be read-only views of a received frame."""
 

@@ -22,7 +22,15 @@ import numpy as np
 from tianflow.channels.arena import answer_fields, at_place, input_rows, row_of
 from tianflow.channels.attachments import Attachments
 from tianflow.channels.doorbell import Doorbell
-from tianflow.channels.frames import MalformedMessageError, Message, encode, joined, nbytes, pieces
+from tianflow.channels.frames import (
+    MALFORMED,
+    MalformedMessageError,
+    Message,
+    encode,
+    joined,
+    nbytes,
+    pieces,
+)
 from tianflow.channels.keys import Keys
 from tianflow.channels.link import Link
 from tianflow.channels.messages import (
@@ -54,15 +62,6 @@ from tianflow.hosts.signals import outlive_sigterm
 
 BEAT_S = 1.0
 """Seconds between two signs of life on the link of a node, and two reports of its traffic."""
-MALFORMED = (
-    MalformedMessageError,
-    ArithmeticError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What a message raises that does not have the values that its kind needs."""
 MOST_GUESTS = 64
 """Connections that wait for the coordinator's word; further ones are closed."""
 

@@ -34,7 +34,14 @@ from tianflow.channels.arena import (
     row_of,
 )
 from tianflow.channels.attachments import Attachments
-from tianflow.channels.frames import MalformedMessageError, Message, encode, joined, nbytes
+from tianflow.channels.frames import (
+    MALFORMED,
+    MalformedMessageError,
+    Message,
+    encode,
+    joined,
+    nbytes,
+)
 from tianflow.channels.link import RelayLink
 from tianflow.channels.messages import Granted, Handlers
 from tianflow.channels.node_messages import (
@@ -72,7 +79,7 @@ from tianflow.launchers.hub import new_incarnation, python_version
 from tianflow.launchers.processes import PRELOAD, TARGET
 from tianflow.logs import logger
 from tianflow.planning.memory import usable_memory
-from tianflow.planning.probe import Answer, probe
+from tianflow.planning.probe import probe
 from tianflow.rundir.join_file import JoinFile
 
 if TYPE_CHECKING:
@@ -97,16 +104,8 @@ JOIN_S = 5.0
 """Seconds after which an attempt to join ends. The next one reads the join file again."""
 PATIENCE_S = 15.0
 """Seconds without a run after which a node that takes part once ends."""
-MALFORMED = (
-    MalformedMessageError,
-    BrokenChannelError,
-    ArithmeticError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What a message raises that does not have the values that its kind needs."""
+REFUSED = (*MALFORMED, BrokenChannelError)
+"""What a malformed message of the head raises; `unpack` raises the last one."""
 log = logger("node")
 
 
@@ -347,7 +346,7 @@ class Membership:
         """A message of this kind that the head may not send ends the membership, not the node."""
         try:
             yield
-        except MALFORMED as error:
+        except REFUSED as error:
             self.last_error = f"a message of the head is refused: {type(error).__name__}: {error}"
             log.warning("a message of the head is refused", kind=kind[:40], why=repr(error))
             self._end("lost")  # messages may be missing now; the next membership has all
