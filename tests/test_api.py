@@ -467,6 +467,15 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_graphs_are_refused_without_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr("tianflow.core.devices.HAS_GPU", False)
+    with pytest.raises(ConfigError, match="learner.graphs.*no NVIDIA GPU"):
+        tianflow.train(
+            "impala", env="CartPole-v1", runs_dir=tmp_path, overrides={"learner.graphs": "on"}
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("learner", "path", "message"),
     [

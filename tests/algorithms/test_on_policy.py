@@ -699,7 +699,7 @@ def test_the_gradient_of_an_update_is_the_slope_of_its_loss() -> None:
         frozen = learner.model.evaluate(
             samples.observation, samples.state, samples.start
         ).value.detach()[:-1]
-        learner._train_on(learner.model, samples, samples.valid_t.sum())
+        learner._train_on(learner.model, samples, samples.valid_t.sum(), 0.1)
 
         def loss(samples: Any = samples, learner: Any = learner, frozen: Tensor = frozen) -> float:
             with torch.no_grad():

@@ -292,6 +292,29 @@ def test_the_number_of_actors_is_counted_at_the_start_only() -> None:
     assert 3 == with_changes(config("actors.count=auto"), {"actors": {"count": 3}}).actors.count
 
 
+# CUDA graphs of updates
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["algorithm.name=ppo"], "the update of ppo has no fixed shapes"),
+        (["algorithm.name=sac"], "the update of sac has no fixed shapes"),
+        (["algorithm.name=impala", "learner.device=cpu"], "a CUDA graph needs a GPU"),
+        (
+            ["algorithm.name=a2c", "learner.ranks=2", "algorithm.batch_trajectories=2"],
+            "the updates of 2 ranks wait for each other",
+        ),
+    ],
+)
+def test_graphs_are_refused_where_there_can_be_none(overrides: list[str], reason: str) -> None:
+    problem = refused(*overrides, "learner.graphs=on")["learner.graphs"]
+    assert reason in problem.message
+    assert "auto, or off" == problem.accepted
+    assert "auto" == config(*overrides).learner.graphs
+
+
 # Ranks of the learner
 # --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support.paths import cases
+from tests.support.pretended_device import pretended_device
 from tianflow.ops.returns import actor_critic_returns, gae, n_step, vtrace
 
 CASES = cases("estimators")
@@ -398,6 +399,24 @@ class TestEveryEstimator:
             "valid_t": torch.ones_like(done),
         }
         same(v_t, estimator(given).target_t, 1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 33])
+def test_another_device_sums_the_same_rows(steps: int) -> None:
+    """It does not add one row after the other."""
+    given = random_transitions(steps)
+    expected = [estimate(**given) for estimate in (actor_critic_returns, every_row)]
+    with pretended_device() as device:
+        there = {name: value.to(device) for name, value in given.items()}
+        found = [estimate(**there) for estimate in (actor_critic_returns, every_row)]
+        for one, other in zip(found, expected, strict=True):
+            same(other.advantage_t, one.advantage_t.cpu())
+            same(other.target_t, one.target_t.cpu())
+
+
+def every_row(**given: Tensor) -> Any:
+    """Advantages to which every later row contributes."""
+    return gae(**{**given, "done_t": torch.zeros_like(given["done_t"])}, lambda_=0.97)
 
 
 @pytest.mark.gpu

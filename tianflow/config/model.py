@@ -318,6 +318,14 @@ class LearnerSettings(Section):
 
     A plug-in algorithm must apply this setting itself.
     """
+    graphs: Literal["auto", "on", "off"] = "auto"
+    """CUDA graphs of updates on a GPU: of a2c and impala, with one rank. A graph starts the
+    hundreds of operations of an update with one call.
+
+    auto: for shipped networks and algorithms. on: for plug-ins, too; their updates must compute
+    with tensors only, since a graph repeats every other number. An update that cannot be captured
+    ends the run; with auto it is computed without a graph.
+    """
     ranks: PositiveInt = 1
     """Number of processes that train on parts of each batch, as one learner. It divides
     ``batch_trajectories``, or with replay ``batch_size``. On GPUs each rank has one.

@@ -27,6 +27,10 @@ class AlgorithmSettings(Section):
     """True if the learner is a `tianflow.interfaces.MeasuresDivergence`."""
     splits_over_ranks: ClassVar[bool] = False
     """True if the learner is a `tianflow.interfaces.SplitsOverRanks`."""
+    fixed_shapes: ClassVar[bool] = False
+    """True if the update may be a CUDA graph: it is a
+    `tianflow.algorithms.common.single_pass.SinglePassLearner`, and computes with tensors only.
+    """
 
     name: str
     """Algorithm: a2c, dqn, impala, ppo, r2d2, sac, td3, another installed one, or
@@ -116,6 +120,7 @@ class ImpalaSettings(AlgorithmSettings):
 
     measures_divergence: ClassVar[bool] = True
     splits_over_ranks: ClassVar[bool] = True
+    fixed_shapes: ClassVar[bool] = True
 
     name: str = "impala"
     entropy_cost: ScheduledRate = 0.01
@@ -147,6 +152,7 @@ class A2CSettings(AlgorithmSettings):
 
     measures_divergence: ClassVar[bool] = True
     splits_over_ranks: ClassVar[bool] = True
+    fixed_shapes: ClassVar[bool] = True
 
     name: str = "a2c"
     learning_rate: ScheduledRate = 7e-4

@@ -216,6 +216,7 @@ def check(config: Config) -> list[Problem]:
         *_check_inference(config),
         *_check_divergence(config),
         *_check_ranks(config),
+        *_check_graphs(config),
         *_check_nodes(config),
         *_check_evaluation_names(config),
         *check_job(config.slurm),
@@ -446,6 +447,22 @@ def _check_nodes(config: Config) -> list[Problem]:
         accepted = "less than env.step_timeout_s"
         problems.append(Problem("cluster.lease_s", cluster.lease_s, message, accepted))
     return problems
+
+
+def _check_graphs(config: Config) -> list[Problem]:
+    """CUDA graphs are possible where they are asked for."""
+    if config.learner.graphs != "on":
+        return []
+    path, name, accepted = "learner.graphs", config.algorithm.name, "auto, or off"
+    if not config.algorithm.fixed_shapes:
+        message = f"the update of {name} has no fixed shapes"
+    elif config.learner.device == "cpu":
+        message = "a CUDA graph needs a GPU, and learner.device is cpu"
+    elif config.learner.ranks > 1:
+        message = f"the updates of {config.learner.ranks} ranks wait for each other"
+    else:
+        return []
+    return [Problem(path, "on", message, accepted)]
 
 
 def _check_splitting(config: Config) -> list[Problem]:

@@ -29,6 +29,9 @@ def require_machine(config: Config, launcher: Launcher) -> None:
     """Raise ConfigError if this machine lacks a GPU that a run of ``config`` needs."""
     _require_device("learner.device", config.learner.device, launcher.capabilities.on_gpu)
     _require_gpus_for_ranks(config)
+    if config.learner.graphs == "on" and not devices.HAS_GPU:
+        message = "this machine has no NVIDIA GPU"
+        raise ConfigError([Problem("learner.graphs", "on", message, "auto, or off")])
     if config.central:
         _require_device("inference.device", config.inference.device)
         _require_policy_on_device(config)

@@ -179,6 +179,29 @@ class Samples:
             **{field.name: cut(getattr(self, field.name), field.name) for field in fields(self)}
         )
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, with names that `of` understands."""
+        found: dict[str, Tensor] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Mapping):
+                found |= {f"{field.name}/{leaf}": tensor for leaf, tensor in value.items()}
+            elif value is not None:
+                found[field.name] = value
+        return found
+
+    @classmethod
+    def of(cls, found: Tree) -> Samples:
+        """The samples of `tensors`, which may be among others."""
+        trees = ("observation", "final_observation", "state")
+        arguments: dict[str, Any] = {
+            field.name: subtree(found, f"{field.name}/")
+            if field.name in trees
+            else found.get(field.name)
+            for field in fields(cls)
+        }
+        return cls(**arguments)
+
 
 def read_batch(arrays: Tree, *, reward: Tensor, discount: float) -> Samples:
     """Samples from arrays of trajectories (`TrajectoryLayout`); ``reward`` is normalised
@@ -297,7 +320,13 @@ class ActorCriticLearner(ABC):
     def descend(self, only: Tensor | None = None) -> Tensor:
         """Clip the accumulated gradient, take one optimiser step, and clear the gradient.
 
-        Returns the norm before clipping.
+        Returns the norm before clipping. ``only``: see `apply_gradient`.
+        """
+        self.optimiser.advance(self.learning_rate)
+        return self.apply_gradient(only)
+
+    def apply_gradient(self, only: Tensor | None = None) -> Tensor:
+        """`descend`, in an optimiser step that has begun (`Adam.advance`).
 
         ``only``: the loss, if this is the only step of its update. On a CPU the step is then
         skipped unless loss and norm are finite, so it never has to be undone, and no copy of the
@@ -311,7 +340,7 @@ class ActorCriticLearner(ABC):
             self._saved = tuple(tensor.clone() for tensor in self._changing())
         if only is None or not checks or math.isfinite(only.item() + norm.item()):
             gradients.mul_((self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-            self.optimiser.step(self.learning_rate)
+            self.optimiser.apply()
         gradients.zero_()
         return norm
 

@@ -134,34 +134,40 @@ class Adam:
             torch.zeros_like(parameters),
             0,
         )
+        self._learning_rate = 0.0
+        # A CUDA graph reads these numbers from memory of the GPU.
+        on_device = parameters.device.type != "cpu"
+        self._rate_there = parameters.new_zeros(()) if on_device else None
+        self._steps_there = parameters.new_zeros(()) if on_device else None
 
     def step(self, learning_rate: float) -> None:
         """Move the parameters against the gradients."""
-        self.steps += 1
-        if self._parameters.device.type == "cpu":
-            self._step_fused(learning_rate)
-            return
-        beta_1, beta_2 = self._betas
-        self.mean.lerp_(self._gradients, 1.0 - beta_1)
-        self.square.mul_(beta_2).addcmul_(self._gradients, self._gradients, value=1.0 - beta_2)
-        scale = (self.square.sqrt() / math.sqrt(1.0 - beta_2**self.steps)).add_(self._epsilon)
-        self._parameters.addcdiv_(
-            self.mean, scale, value=-learning_rate / (1.0 - beta_1**self.steps)
-        )
+        self.advance(learning_rate)
+        self.apply()
 
-    def _step_fused(self, learning_rate: float) -> None:
-        """The operation of ``torch.optim.Adam(fused=True)``: one pass over memory, a quarter of the
-        time.
+    def advance(self, learning_rate: float) -> None:
+        """Begin the next step: `apply` moves by ``learning_rate``."""
+        self.steps += 1
+        self._learning_rate = learning_rate
+        if self._rate_there is not None and self._steps_there is not None:
+            self._rate_there.fill_(learning_rate)
+            self._steps_there.fill_(self.steps)
+
+    def apply(self) -> None:
+        """End the step: one operation, one pass over memory, as ``torch.optim.Adam(fused=True)``.
+
+        On a GPU it may be part of a CUDA graph.
         """
         beta_1, beta_2 = self._betas
+        steps, rate = self._steps_there, self._rate_there
         torch._fused_adam_(
             [self._parameters],
             [self._gradients],
             [self.mean],
             [self.square],
             [],
-            [torch.tensor(float(self.steps))],
-            lr=learning_rate,
+            [torch.tensor(float(self.steps)) if steps is None else steps],
+            lr=self._learning_rate if rate is None else rate,
             beta1=beta_1,
             beta2=beta_2,
             weight_decay=0.0,

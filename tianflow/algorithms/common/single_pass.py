@@ -1,6 +1,6 @@
 """Learner with a single pass over each batch: one forward, one gradient, one step.
 
-A2C and IMPALA use it with different estimators.
+A2C and IMPALA use it with different estimators. On a GPU all of that may be one CUDA graph.
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.common.actor_critic import ActorCriticLearner, Samples, batch_statistics
+from tianflow.algorithms.common.graphs import GraphedStep, Tensors
 from tianflow.algorithms.common.model import ActorCriticModel
+from tianflow.algorithms.common.update import never_stop
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
+from tianflow.config.networks import BUILT_IN
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.losses import masked_mean, policy_gradient_loss, value_loss
 from tianflow.ops.returns import Advantages
 
 CHUNK_SAMPLES = 256
 """Samples per chunk of image columns. Gradients of chunks add up, and activations stay in cache."""
+COST, SAVED = "entropy_cost", "saved/"
+"""Names of an input of a graph that is not of the batch, and of results that are not statistics."""
 
 
 class ChunkOutputs(NamedTuple):
@@ -41,6 +48,13 @@ class SinglePassLearner(ActorCriticLearner):
 
     normalise_advantages: bool
 
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+        super().__init__(config, spec, device)
+        self.graphed: GraphedStep | None = None
+        """The whole update as a CUDA graph; None: operation by operation."""
+        if device.type == "cuda" and wants_graphs(config):
+            self.graphed = GraphedStep(self.step_on, required=config.learner.graphs == "on")
+
     @abstractmethod
     def estimate(
         self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor
@@ -54,6 +68,28 @@ class SinglePassLearner(ActorCriticLearner):
         """True where an importance weight was clipped."""
 
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
+        self.optimiser.advance(self.learning_rate)
+        if self.graphed is None or self.ranks.size > 1 or samples.final_observation:
+            return self._update(samples, self.entropy_cost, should_stop)
+        if should_stop():
+            return None
+        cost = samples.r_t.new_full((), self.entropy_cost)
+        found = self.graphed({**samples.tensors(), COST: cost})
+        saved = sorted(name for name in found if name.startswith(SAVED))
+        self._saved = tuple(found.pop(name) for name in saved)
+        return found
+
+    def step_on(self, inputs: Tensors) -> Tensors:
+        """The update on `Samples.tensors`. It reads only ``inputs`` and tensors of this learner."""
+        self._saved = ()  # from an earlier graph
+        found = self._update(Samples.of(inputs), inputs[COST], never_stop)
+        assert found is not None
+        saved: tuple[Tensor, ...] = self._saved
+        return found | {f"{SAVED}{index}": tensor for index, tensor in enumerate(saved)}
+
+    def _update(
+        self, samples: Samples, entropy_cost: Tensor | float, should_stop: Callable[[], bool]
+    ) -> dict[str, Tensor] | None:
         steps, columns = samples.valid_t.shape
         width = (
             min(CHUNK_SAMPLES // steps, -(-columns // self.parallel.size))
@@ -71,7 +107,7 @@ class SinglePassLearner(ActorCriticLearner):
                 if len(cuts) == 1
                 else samples.columns(first, min(first + cuts.step, columns))
             )
-            return self._train_on(model, part, total)
+            return self._train_on(model, part, total, entropy_cost)
 
         found = self.parallel.map(train, cuts)
         chunks = [chunk for chunk in found if chunk is not None]
@@ -82,21 +118,27 @@ class SinglePassLearner(ActorCriticLearner):
         )
         clipped = (self.clipped(log_ratio) & valid_t).sum() / total
         policy, value, entropy, clipped = self.ranks.add_all(policy, value, entropy, clipped)
-        loss = policy + self.value_cost * value - self.entropy_cost * entropy
+        loss = policy + self.value_cost * value - entropy_cost * entropy
         return {
             "loss": loss,
             "policy_loss": policy,
             "value_loss": value,
             "entropy": entropy,
             "clip_fraction": clipped,
-            "grad_norm": self.descend(loss),
+            "grad_norm": self.apply_gradient(loss),
             **batch_statistics(log_ratio, v_t, target_t, valid_t, self.ranks),
         }
 
     def _in_chunks(self) -> bool:
         return self.images and self.device.type == "cpu" and not self.normalise_advantages
 
-    def _train_on(self, model: ActorCriticModel, samples: Samples, total: Tensor) -> ChunkOutputs:
+    def _train_on(
+        self,
+        model: ActorCriticModel,
+        samples: Samples,
+        total: Tensor,
+        entropy_cost: Tensor | float,
+    ) -> ChunkOutputs:
         """Add the gradient of one chunk of columns to the model's.
 
         ``total`` is the number of valid transitions in the batches of all ranks.
@@ -116,7 +158,7 @@ class SinglePassLearner(ActorCriticLearner):
         policy = policy_gradient_loss(log_prob, advantage_t, valid_t) * share
         value = value_loss(v_t, target_t, valid_t) * share
         entropy = masked_mean(entropy_t, valid_t) * share
-        torch.autograd.backward(policy + self.value_cost * value - self.entropy_cost * entropy)
+        torch.autograd.backward(policy + self.value_cost * value - entropy_cost * entropy)
         return ChunkOutputs(
             log_ratio,
             v_t.detach(),
@@ -126,6 +168,16 @@ class SinglePassLearner(ActorCriticLearner):
             value.detach(),
             entropy.detach(),
         )
+
+
+def wants_graphs(config: Config) -> bool:
+    """True if an update on a GPU is to be a CUDA graph.
+
+    A plug-in may compute with numbers that change, which a graph would not notice, so it has to be
+    asked for.
+    """
+    shipped = config.algorithm.name in BUILT_IN_ALGORITHMS and config.network.name in BUILT_IN
+    return config.learner.graphs == "on" or (config.learner.graphs == "auto" and shipped)
 
 
 def _joined(chunks: Sequence[ChunkOutputs]) -> ChunkOutputs:
