@@ -31,29 +31,31 @@ CENTRAL = (
     "actors.inference=central",
     "placement.affinity=auto",
     "balance.max_staleness=4",
-    "inference.max_wait_s=0.004",
+    "inference.max_wait_s=0.002",
 )
+A_HOST = 3
+"""Actors of a host with central inference: one steps while the others wait for actions."""
 
 
 class Case(NamedTuple):
     """One setting of the run."""
 
     overrides: tuple[str, ...]
-    half_batch: bool = True
-    """A batch has a trajectory for every two actors. With one trajectory in a batch, the controller
-    idles most actors.
+    large_batch: bool = True
+    """A batch has a trajectory for every two actors, or three with central inference. With one
+    trajectory in a batch, the controller idles most actors.
     """
     config: Path = CONFIG
     """`SHIPPED` chooses actors and batches itself."""
 
     @property
     def central(self) -> bool:
-        """True with inference servers. A host then has two actors, which step in turn."""
+        """True with inference servers. A host then has `A_HOST` actors, which step in turn."""
         return CENTRAL[0] in self.overrides
 
 
 CASES = {
-    "42 x 42, local, B = 1 as shipped": Case((), half_batch=False),
+    "42 x 42, local, B = 1 as shipped": Case((), large_batch=False),
     "42 x 42, local": Case(()),
     "42 x 42, central": Case(CENTRAL),
     "84 x 84, local": Case(STANDARD),
@@ -61,8 +63,8 @@ CASES = {
     "84 x 84, central, as shipped": Case((), config=SHIPPED),
     "84 x 84, two servers": Case((*STANDARD, *CENTRAL, "inference.servers=2")),
 }
-RESERVED, RESERVED_CENTRAL = 2, 1
-"""Number of cores without an actor host, for the learner, the coordinator and servers."""
+RESERVED = 2
+"""Number of cores without an actor host, for learner and coordinator, with local inference."""
 TIMEOUT_S = 120.0
 
 
@@ -76,12 +78,13 @@ def make(plan: Plan) -> Benchmark:
         raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
     if not plan.quick and not Path("/dev/nvidiactl").exists():
         raise BenchmarkError("this machine has no NVIDIA GPU")
-    window = training.Window(0.5, 1.0) if plan.quick else training.Window(10.0, 20.0)
+    # 48 environments of a core take 15 s of CPU time to start
+    window = training.Window(0.5, 1.0) if plan.quick else training.Window(25.0, 15.0)
     seconds = 0.5 if plan.quick else 10.0
     cores = sorted(os.sched_getaffinity(0))
 
     def hosts(case: str) -> int:
-        return max(1, len(cores) - (RESERVED_CENTRAL if CASES[case].central else RESERVED))
+        return len(cores) if CASES[case].central else max(1, len(cores) - RESERVED)
 
     seeds = tuple(range(1, plan.rounds + 1))
 
@@ -90,7 +93,7 @@ def make(plan: Plan) -> Benchmark:
         if chosen.config == SHIPPED:
             shipped = (f"run.seed={seed}", "run.target_return=null")
             return training.measure(str(SHIPPED), shipped, window, plan.scratch)
-        actors = hosts(case) * (2 if chosen.central else 1)
+        actors = hosts(case) * (A_HOST if chosen.central else 1)
         settings = (
             f"run.seed={seed}",
             f"actors.count={actors}",
@@ -98,8 +101,9 @@ def make(plan: Plan) -> Benchmark:
             "run.target_return=null",
             *chosen.overrides,
         )
-        if chosen.half_batch:
-            settings += (f"algorithm.batch_trajectories={max(1, actors // 2)}",)
+        if chosen.large_batch:
+            size = actors // (A_HOST if chosen.central else 2)
+            settings += (f"algorithm.batch_trajectories={max(1, size)}",)
         return training.measure(str(CONFIG), settings, window, plan.scratch)
 
     def alone(case: str) -> Values:
@@ -148,8 +152,8 @@ def make(plan: Plan) -> Benchmark:
             "cards": machine.cards(),
             "run": "configs/pong_impala.toml, learner.device = auto; local: "
             f"{max(1, len(cores) - RESERVED)} actors of 16 environments in as many processes, "
-            f"B = A/2, max_staleness = 2; central: {max(1, len(cores) - RESERVED_CENTRAL)} hosts "
-            f"of two actors, B = A/2, {', '.join(CENTRAL)}; as shipped: configs/pong_gpu.toml; "
+            f"B = A/2, max_staleness = 2; central: {len(cores)} hosts of {A_HOST} actors, "
+            f"B = A/{A_HOST}, {', '.join(CENTRAL)}; as shipped: configs/pong_gpu.toml; "
             "frame skip 4, not multiplied",
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; environments "
             f"alone {seconds:g} s",

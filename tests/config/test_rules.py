@@ -271,7 +271,12 @@ def test_a_plug_in_must_declare_and_measure_the_divergence() -> None:
         (14, False, ["actors.inference=central", "actors.refresh=null"]),
         (8, True, []),
         (7, True, ["learner.device=cpu"]),
-        (16, True, ["actors.inference=central", "actors.refresh=null"]),
+        (24, True, ["actors.inference=central", "actors.refresh=null"]),
+        (
+            16,
+            True,
+            ["actors.inference=central", "actors.refresh=null", "inference.device=cpu"],
+        ),
         (1, False, ["learner.threads=20"]),
     ],
 )

@@ -511,8 +511,9 @@ def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
 
 
 def _count_actors(tables: Table) -> None:
-    """Replace ``actors.count = "auto"`` by one actor a core, or two with central inference. Cores
-    of a learner on a CPU are not counted.
+    """Replace ``actors.count = "auto"`` by one actor a core; with central inference two, or three
+    if it may be on a GPU, which another process shares. Cores of a learner on a CPU are not
+    counted.
     """
     actors, learner = tables.get("actors"), tables.get("learner", {})
     if not isinstance(actors, dict) or actors.get("count") != "auto":
@@ -531,7 +532,11 @@ def _count_actors(tables: Table) -> None:
         str(learner.get("device", "auto")), ranks := int(learner.get("ranks", 1))
     ):
         free -= ranks * int(learner.get("threads", 1))
-    each = 2 if actors.get("inference") == "central" else 1
+    each = 1
+    if actors.get("inference") == "central":
+        inference = tables.get("inference")
+        device = inference.get("device", "auto") if isinstance(inference, dict) else "auto"
+        each = 3 if on_gpu(str(device), 1) else 2
     tables["actors"] = {**actors, "count": each * max(1, free)}
 
 

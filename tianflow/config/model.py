@@ -206,7 +206,8 @@ class ActorSettings(Section):
     count: Annotated[int, Field(ge=0, le=4096)] = 1
     """Number of actors, at most 4096: with more, the coordinator would answer and stop too late.
 
-    auto: one a core, or two with central inference, counted when the run starts. Cores of a learner
+    auto: one a core; two with central inference, or three if that is on a GPU. They are counted
+    when the run starts. Cores of a learner
     on a CPU are not counted.
     """
     rollout_steps: PositiveInt = 32
