@@ -22,9 +22,8 @@ from tianflow.config.networks import PREVIOUS_ACTION, PREVIOUS_REWARD
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.previous_step import STATE, PreviousStep
-from tianflow.envs.spec import ActionCodec, ObservationCodec
+from tianflow.envs.spec import ActionCodec, ObservationCodec, form, given_array, given_mask
 from tianflow.envs.using import with_environment
-from tianflow.envs.vector import flat_mask
 from tianflow.errors import CheckpointError, ConfigError, Problem
 from tianflow.planning import validation
 from tianflow.planning.resuming import difference, saved_settings
@@ -142,33 +141,74 @@ class LoadedPolicy:
                 (``network.previous_step``). It has no influence on other networks.
 
         Raises:
-            ValueError: the network needs ``reward``, which is missing.
+            ValueError: an argument does not fit the policy, or the network needs ``reward``, which
+                is missing. The message names the part, the expected form and the given one.
         """
         arrays = {
             leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.spec.observation
         }
-        self.observations.encode_single(observation, 0, arrays)
+        self.observations.encode_given(observation, arrays)
         leaves = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        given = self._given_state(state)
         if self._previous is not None and state is not None:
             if reward is None:
                 raise ValueError(
                     "reward is missing: the network sees the reward of the previous step "
                     "(network.previous_step); call act(observation, state, reward=...)"
                 )
-            learned = np.clip(reward, -1.0, 1.0) if self.spec.clips_rewards else reward
+            received = _number(reward)
+            learned = np.clip(received, -1.0, 1.0) if self.spec.clips_rewards else received
             arrays[PREVIOUS_REWARD][:] = learned
-            arrays[PREVIOUS_ACTION][:] = state[STATE].numpy()
-        given = self.policy.initial_state(1) if state is None else state
-        memory = {name: leaf for name, leaf in given.items() if name != STATE}
-        allowed = None if mask is None else torch.from_numpy(flat_mask(mask).astype(np.bool_)[None])
+            arrays[PREVIOUS_ACTION][:] = given.pop(STATE).numpy()
+        allowed = None
+        if mask is not None:
+            allowed = torch.from_numpy(given_mask(self.spec.action, mask))
         with torch.inference_mode():
-            step = self.policy.act(leaves, memory, None, allowed)
+            step = self.policy.act(leaves, given, None, allowed)
         action, after = step.action.numpy(), dict(step.state)
         if self._previous is not None:
             seen = np.zeros_like(arrays[PREVIOUS_ACTION])
             self._previous.encode(action, seen)
             after[STATE] = torch.from_numpy(seen)
         return self._actions.decode(action)[0], after
+
+    def _given_state(self, state: Any) -> dict[str, torch.Tensor]:
+        """The memory of the policy before a step: ``state``, or zeros for None. Raises ValueError
+        if it is not what `act` returns.
+        """
+        expected = dict(self.policy.initial_state(1))
+        if state is None:
+            return expected
+        if self._previous is not None:
+            leaf = next(leaf for leaf in self._previous.leaves if leaf.name == PREVIOUS_ACTION)
+            expected[STATE] = torch.zeros(1, *leaf.shape, dtype=getattr(torch, leaf.dtype))
+        advice = "pass what the last call of act returned, or None"
+        names = ", ".join(map(repr, expected)) or "no entries"
+        if not isinstance(state, Mapping):
+            given = f"a value of type {type(state).__name__}"
+            raise ValueError(f"state: expected a dict with {names}, given {given}; {advice}")  # noqa: TRY004 - one error for every wrong argument
+        if set(state) != set(expected):
+            given = ", ".join(map(repr, state)) or "no entries"
+            raise ValueError(f"state: expected {names}, given {given}; {advice}")
+        found = {}
+        for name, zeros in expected.items():
+            wanted = zeros.numpy()
+            words = form(str(wanted.dtype), wanted.shape)
+            array = given_array(state[name], f"state {name!r}", words)
+            fits = np.can_cast(array.dtype, wanted.dtype, "same_kind")
+            if array.shape != wanted.shape or not fits:
+                given = form(str(array.dtype), array.shape)
+                raise ValueError(f"state {name!r}: expected {words}, given {given}; {advice}")
+            found[name] = torch.from_numpy(array.astype(wanted.dtype))
+        return found
+
+
+def _number(reward: Any) -> float:
+    """``reward`` as a number. ValueError if it is not one."""
+    try:
+        return float(reward)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"reward: expected a number, given {reward!r:.80}") from error
 
 
 def load(

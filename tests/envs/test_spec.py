@@ -1,11 +1,19 @@
+import re
+
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from tests.support import environments
-from tianflow.core.payloads import ActionSpec, LeafSpec
-from tianflow.envs.spec import ActionCodec, ObservationCodec, UnexpectedShapeError, action_spec
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
+from tianflow.envs.spec import (
+    ActionCodec,
+    ObservationCodec,
+    UnexpectedShapeError,
+    action_spec,
+    given_mask,
+)
 from tianflow.errors import ConfigError
 
 
@@ -186,3 +194,133 @@ def test_a_box_action_inside_its_bounds_is_unchanged():
     np.testing.assert_array_equal(
         stored, ActionCodec(action_spec(spaces.Box(-1, 1, (1,)))).decode(stored)
     )
+
+
+# What a caller gives
+# --------------------------------------------------------------------------------------------------
+
+ARM = spaces.Dict(
+    {
+        "arm": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3, start=5)]),
+        "camera": spaces.Box(0, 255, (2, 2), np.uint8),
+        "grid": spaces.MultiDiscrete([2, 4], start=[0, 10]),
+        "lamps": spaces.MultiBinary(3),
+    }
+)
+GIVEN = {
+    "arm": (np.zeros(2), 6),
+    "camera": np.full((2, 2), 7, np.uint8),
+    "grid": np.array([1, 13]),
+    "lamps": np.ones(3, np.int8),
+}
+
+
+def codecs() -> list[ObservationCodec]:
+    """That of the space, and that of a process without the environment."""
+    own = ObservationCodec(ARM)
+    spec = EnvironmentSpec(
+        "x", own.leaves, action_spec(spaces.Discrete(2)), 1, "next_step", source=own.source
+    )
+    return [own, ObservationCodec.from_spec(spec)]
+
+
+@pytest.mark.parametrize("codec", codecs())
+@pytest.mark.parametrize(
+    "given",
+    [
+        GIVEN,
+        {**GIVEN, "further": 3},
+        {**GIVEN, "arm": [[0, 0], np.int32(6)]},
+        {**GIVEN, "camera": [[7, 7], [7, 7]]},
+        {**GIVEN, "lamps": np.ones(3, bool)},
+    ],
+)
+def test_an_observation_of_a_caller_is_stored_as_one_of_the_environment(codec, given):
+    arrays = destinations(codec, 1)
+    codec.encode_given(given, arrays)
+    assert {
+        "arm/0": [[0.0, 0.0]],
+        "arm/1": [1],
+        "camera": [[[7, 7], [7, 7]]],
+        "grid": [[1, 3]],
+        "lamps": [[1, 1, 1]],
+    } == {name: array.tolist() for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("codec", codecs())
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"camera": None},
+            "observation 'camera' is missing: expected uint8[2, 2], given 'arm', 'grid', 'lamps'",
+        ),
+        ({"arm": (np.zeros(2),)}, "observation 'arm/1' is missing: expected int64[], given '0'"),
+        ({"arm": ()}, "observation 'arm/0' is missing: expected float64[2], given nothing"),
+        (
+            {"arm": 3.0},
+            "observation 'arm': expected a dict or tuple with '0', given a value of type float",
+        ),
+        ({"camera": np.zeros(4, np.uint8)}, "'camera': expected uint8[2, 2], given uint8[4]"),
+        ({"camera": np.zeros((2, 2))}, "'camera': expected uint8[2, 2], given float64[2, 2]"),
+        (
+            {"camera": [[7, 7], [7, 256]]},
+            "observation 'camera'[1, 1]: expected a value from 0 to 255, given 256",
+        ),
+        ({"arm": ([1, "2"], 6)}, "'arm/0': expected float64[2], given <U21[2]"),
+        ({"arm": ([1, [2]], 6)}, "'arm/0': expected float64[2], given a list ("),
+        ({"arm": ([0, 0], 8)}, "observation 'arm/1': expected a value from 5 to 7, given 8"),
+        ({"arm": ([0, 0], 4)}, "observation 'arm/1': expected a value from 5 to 7, given 4"),
+        ({"arm": ([0, 0], 5.0)}, "observation 'arm/1': expected int64[], given float64[]"),
+        ({"grid": [1, 14]}, "observation 'grid'[1]: expected a value from 10 to 13, given 14"),
+        ({"lamps": [0, 1, 300]}, "'lamps'[2]: expected a value from -128 to 127, given 300"),
+    ],
+)
+def test_a_wrong_observation_of_a_caller_is_refused_by_its_key(codec, change, message):
+    given = {name: part for name, part in {**GIVEN, **change}.items() if part is not None}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        codec.encode_given(given, destinations(codec, 1))
+
+
+@pytest.mark.parametrize("given", [np.zeros(5), None, {"a": np.zeros(4)}, "text", [0.0] * 3])
+def test_a_wrong_observation_of_a_plain_space_is_refused(given):
+    codec = ObservationCodec(spaces.Box(-1, 1, (4,), np.float32))
+    with pytest.raises(ValueError, match=r"^observation: expected float32\[4\], given "):
+        codec.encode_given(given, destinations(codec, 1))
+
+
+SEVERAL = action_spec(spaces.MultiDiscrete([2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "mask"),
+    [
+        (SEVERAL, [True, False, False, True, True]),
+        (SEVERAL, np.array([1, 0, 0, 1, 1], np.int8)),
+        (SEVERAL, (np.array([1.0, 0.0]), [0, 1, 1])),
+        (action_spec(spaces.Discrete(5)), (np.array([1, 0, 0, 1, 1]),)),
+    ],
+)
+def test_a_mask_of_a_caller_is_stored_flat(spec, mask):
+    assert [[True, False, False, True, True]] == given_mask(spec, mask).tolist()
+
+
+@pytest.mark.parametrize(
+    ("spec", "mask", "message"),
+    [
+        (SEVERAL, np.ones(4), "mask: expected bool[5], given float64[4]"),
+        (SEVERAL, [], "mask: expected bool[5], given float64[0]"),
+        (SEVERAL, ["1"] * 5, "mask: expected bool[5], given <U1[5]"),
+        (SEVERAL, {"a": 1}, "mask: expected bool[5], given a value of type dict"),
+        (SEVERAL, (np.ones(2), np.ones(2)), "mask of choice 1: expected bool[3], given float64[2]"),
+        (SEVERAL, (np.ones(2),) * 3, "mask: expected 2 arrays, one for each choice, given 3"),
+        (
+            action_spec(spaces.Box(-1, 1, (2,), np.float32)),
+            [1, 1],
+            "mask: expected None, because the actions are continuous, given [1, 1]",
+        ),
+    ],
+)
+def test_a_wrong_mask_of_a_caller_is_refused(spec, mask, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        given_mask(spec, mask)

@@ -221,6 +221,90 @@ class ObservationCodec:
                 )
             destination[index] = source if start is None else source - start
 
+    def encode_given(self, observation: Any, destinations: Arrays) -> None:
+        """As `encode_single` for the only environment of ``destinations``, for an observation that
+        a caller made.
+
+        Raises:
+            ValueError: a part is missing, has another shape or dtype, or is not in its space. The
+                message names the part, the expected form and the given one.
+        """
+        for leaf, source in zip(self.leaves, self.source, strict=True):
+            expected = form(source.dtype, leaf.shape)
+            name = f"observation {leaf.name!r}" if leaf.name else "observation"
+            array = given_array(_part(observation, source.keys, name, expected), name, expected)
+            if array.shape != leaf.shape or array.dtype.kind not in _KINDS[source.dtype[0]]:
+                raise _unlike(name, expected, form(str(array.dtype), array.shape))
+            start = self.raw[leaf.name].start
+            _require_in_space(leaf, array, start, source.dtype, name)
+            destinations[leaf.name][0] = array if start is None else array - start
+
+
+_KINDS = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
+"""Kinds of dtypes that convert to a dtype by its first letter, without loss if the values fit."""
+
+
+def form(dtype: str, shape: tuple[int, ...]) -> str:
+    """An array in words, such as ``float32[4]``."""
+    return f"{dtype}{list(shape)}"
+
+
+def given_array(value: Any, name: str, expected: str) -> Array:
+    """``value`` as an array. ValueError with ``name`` if it is not one."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors of a device
+        raise _unlike(name, expected, f"a {type(value).__name__} ({error})") from error
+    if array.dtype == object:
+        raise _unlike(name, expected, f"a value of type {type(value).__name__}")
+    return array
+
+
+def _unlike(name: str, expected: str, given: str) -> ValueError:
+    return ValueError(f"{name}: expected {expected}, given {given}")
+
+
+def _part(observation: Any, keys: tuple[str, ...], name: str, expected: str) -> Any:
+    """The part of a nested observation that ``keys`` lead to. ValueError if it is missing."""
+    found = observation
+    for depth, key in enumerate(keys):
+        if isinstance(found, Mapping):
+            parts = {str(own): part for own, part in found.items()}
+        elif isinstance(found, tuple | list):
+            parts = {str(index): part for index, part in enumerate(found)}
+        else:
+            where = "/".join(keys[:depth])
+            place = f"observation {where!r}" if where else "observation"
+            raise _unlike(
+                place, f"a dict or tuple with {key!r}", f"a value of type {type(found).__name__}"
+            )
+        if key not in parts:
+            given = ", ".join(map(repr, parts)) or "nothing"
+            raise ValueError(f"{name} is missing: expected {expected}, given {given}")
+        found = parts[key]
+    return found
+
+
+def _require_in_space(
+    leaf: LeafSpec, array: Array, start: Array | None, dtype: str, name: str
+) -> None:
+    """Raise ValueError for a value that the leaf cannot have: an index beyond its categories, or an
+    integer that its dtype does not hold.
+    """
+    if leaf.categories:
+        lowest: Array = np.zeros(leaf.shape, np.int64) if start is None else start
+        highest = lowest + np.reshape(leaf.categories, leaf.shape) - 1
+    elif dtype[0] in "iu":
+        limits = np.iinfo(dtype)
+        lowest, highest = (np.full(leaf.shape, limit) for limit in (limits.min, limits.max))
+    else:
+        return
+    wrong = np.argwhere((array < lowest) | (array > highest))
+    if len(wrong):
+        at = tuple(int(index) for index in wrong[0])
+        where = f"{name}{list(at)}" if at else name
+        raise _unlike(where, f"a value from {lowest[at]} to {highest[at]}", str(array[at]))
+
 
 def action_spec(space: Any) -> ActionSpec:
     """The actions of ``space``. MultiBinary is treated as MultiDiscrete with two values each.
@@ -268,6 +352,36 @@ def allowed_at_random(
     return np.stack([choice.argmax(axis=1) for choice in choices], axis=1).reshape(
         len(mask), *spec.stored_shape
     )
+
+
+def given_mask(spec: ActionSpec, mask: Any) -> NDArray[np.bool_]:
+    """[1, mask_size] of a mask that a caller made: an array of any dtype, or a tuple with one array
+    per choice.
+
+    Raises:
+        ValueError: the actions have no mask, or it has another size. The message names the part,
+            the expected form and the given one.
+    """
+    if not spec.categories:
+        raise _unlike("mask", "None, because the actions are continuous", f"{mask!r:.80}")
+    one = form("bool", (spec.mask_size,))
+    parts = mask if isinstance(mask, tuple | list) else (mask,)
+    arrays = [given_array(part, "mask", one) for part in parts]
+    if len(arrays) > 1 and any(array.ndim for array in arrays):
+        choices = [form("bool", (count,)) for count in spec.categories]
+        if len(arrays) != len(choices):
+            raise _unlike("mask", f"{len(choices)} arrays, one for each choice", str(len(arrays)))
+        for index, (array, choice) in enumerate(zip(arrays, choices, strict=True)):
+            _require_mask(array, spec.categories[index], f"mask of choice {index}", choice)
+        return np.concatenate([np.ravel(array) for array in arrays]).astype(np.bool_)[None]
+    whole = np.concatenate([np.ravel(array) for array in arrays]) if arrays else np.empty(0)
+    _require_mask(whole if len(arrays) != 1 else arrays[0], spec.mask_size, "mask", one)
+    return whole.astype(np.bool_)[None]
+
+
+def _require_mask(array: Array, size: int, name: str, expected: str) -> None:
+    if array.size != size or array.dtype.kind not in "biuf":
+        raise _unlike(name, expected, form(str(array.dtype), array.shape))
 
 
 def in_categories(leaf: LeafSpec, array: Array) -> NDArray[np.bool_]:
