@@ -117,6 +117,63 @@ def test_the_command_plays_and_exports_the_best_version(runs: Path, tmp_path: Pa
     assert (2, True) == (result.exit_code, "unknown suffix" in result.output)
 
 
+@pytest.mark.parametrize(
+    ("options", "mean_return", "episodes"),
+    [
+        ([], 5.0, 100),
+        (["--evaluation", "main"], 7.0, 4),
+        (["--evaluation", "large"], 10.0, 3),
+        (["--evaluation", "like"], 5.0, 4),
+        (["--evaluation", "large", "--episodes", "2"], 10.0, 2),
+        (["env.kwargs.length=3", "--evaluation", "large", "--sampled"], 3.0, 3),
+    ],
+)
+def test_the_command_plays_the_environment_of_a_named_evaluation(
+    runs: Path, options: list[str], mean_return: float, episodes: int
+) -> None:
+    arguments = ["eval", "A", *options, "--runs-dir", str(runs), "--trust", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert 0 == result.exit_code, result.output
+    found = json.loads(result.stdout)
+    assert (mean_return, episodes) == (found["mean_return"], found["episodes"])
+    assert ("--sampled" in options) == found["sampled"]
+
+
+def test_an_evaluation_that_a_run_lacks_is_refused_with_those_that_it_has(runs: Path) -> None:
+    arguments = ["eval", "A", "--evaluation", "larg", "--runs-dir", str(runs), "--trust"]
+    result = CliRunner().invoke(app, arguments)
+    assert 2 == result.exit_code
+    assert "evaluation = 'larg'" in result.output
+    assert "main, large, like" in result.output
+
+
+def test_a_named_evaluation_has_its_own_seed_and_choice_of_actions(tmp_path: Path) -> None:
+    env = {"id": LENGTH, "kwargs": {"spread": 1.0}}
+    further = {"other": {"seed": 9, "deterministic": False}, "same": {}}
+    run(tmp_path, env=env, evaluation={"seed": 5, "further": further})
+    policy = tianflow.load_policy("A", runs_dir=tmp_path, trust=True)
+    found = {
+        name: evaluate(policy.for_evaluation(evaluation=name), episodes=3)
+        for name in (None, "main", "same", "other")
+    }
+    assert found[None] == found["main"] == found["same"] != found["other"]
+    assert (5, False, 9, True) == (
+        found["main"]["seed"],
+        found["main"]["sampled"],
+        found["other"]["seed"],
+        found["other"]["sampled"],
+    )
+    assert 4 == evaluate(policy.for_evaluation(evaluation="other", seed=4), episodes=3)["seed"]
+
+
+def test_the_environment_of_an_evaluation_needs_the_consent_that_its_module_needs(
+    runs: Path,
+) -> None:
+    policy = tianflow.load_policy("A", runs_dir=runs)
+    with pytest.raises(ConfigError, match=r"env\.id.*--trust"):
+        policy.for_evaluation(evaluation="large")
+
+
 def test_python_loads_the_best_version_by_its_name(runs: Path) -> None:
     policy = tianflow.load_policy("A@best", runs_dir=runs, trust=True)
     assert 5.0 == evaluate(policy, episodes=2)["mean_return"]

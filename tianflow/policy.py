@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tianflow import plugins
 from tianflow.components.evaluator import play
 from tianflow.config import spaces
-from tianflow.config.evaluations import main_evaluation
+from tianflow.config.evaluations import PlannedEvaluation, all_evaluations, main_evaluation
 from tianflow.config.imports import require_trusted
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
@@ -78,6 +78,7 @@ class LoadedPolicy:
         self,
         overrides: Mapping[str, object] | None = None,
         *,
+        evaluation: str | None = None,
         seed: int | None = None,
         sampled: bool = False,
     ) -> LoadedPolicy:
@@ -86,14 +87,20 @@ class LoadedPolicy:
         Args:
             overrides: settings of the environment by dotted path, such as ``{"env.kwargs.size":
                 8}``. The environment is made once. Modules that an override names are imported.
+            evaluation: name of an evaluation of the run, whose environment, seed and choice of
+                actions are used: ``main``, or that of a further one. None: the environment of
+                training, with seed and choice of ``main``.
             seed: of environments and sampled actions, 0..2^32-1; None: that of evaluations.
             sampled: sampled actions instead of the most probable ones.
 
         Raises:
-            ConfigError: an override is not a setting of the environment, the policy does not fit
-                the spaces of the environment, or it needs a module that is not trusted.
+            ConfigError: an override is not a setting of the environment, the run has no such
+                evaluation, the policy does not fit the spaces of the environment, or it needs a
+                module that is not trusted.
         """
         given = dict(overrides or {})
+        planned = evaluation_of(self.config, evaluation)
+        env = self.config.env if evaluation is None else planned.env
         if problems := [
             Problem(path, value, "is not a setting of the environment", ACCEPTED)
             for path, value in given.items()
@@ -103,27 +110,33 @@ class LoadedPolicy:
         # Other sections are not read: they may name controllers, sinks and schedules, which would
         # be imported. An algorithm is required, and has no influence.
         document = {
-            "env": self.config.env.model_dump(mode="json"),
-            "evaluation": self.config.evaluation.model_dump(mode="json"),
+            "env": env.model_dump(mode="json"),
+            "evaluation": {
+                **self.config.evaluation.model_dump(mode="json"),
+                "episodes": planned.episodes,
+                "seed": planned.seed if seed is None else seed,
+                "deterministic": planned.deterministic and not sampled,
+            },
             "algorithm": {"name": "ppo"},
         }
-        if seed is not None:
-            document["evaluation"]["seed"] = seed
-        document["evaluation"]["deterministic"] &= not sampled
         found = load_config(document, given)
         changed = copy.copy(self)
         changed.config = self.config.model_copy(
             update={"env": found.env, "evaluation": found.evaluation}
         )
-        if given:
-            changed._enter(_without(self._foreign, given), given)  # noqa: SLF001 - its own class
+        if given or env != self.config.env:
+            first = next(iter(given.items()), planned.first_difference)
+            foreign = self._foreign if evaluation is None else {"env": document["env"]}
+            changed._enter(_without(foreign, given), first)  # noqa: SLF001 - its own class
         return changed
 
-    def _enter(self, foreign: Mapping[str, Any], given: Mapping[str, object]) -> None:
-        """Make the environment of changed settings, of which ``foreign`` are not changed."""
+    def _enter(self, foreign: Mapping[str, Any], first: tuple[str, object]) -> None:
+        """Make the environment of changed settings, of which ``foreign`` are those of the
+        checkpoint. ``first``: path and value of the first change.
+        """
         self._foreign = foreign
         self.require_environment()
-        self.spec = _fitting_spec(self.spec, self.config, given)
+        self.spec = _fitting_spec(self.spec, self.config, first)
         self._actions = ActionCodec(self.spec.action)
 
     def act(
@@ -243,17 +256,30 @@ def _without(tables: Mapping[str, Any], paths: Collection[str], place: str = "")
 
 
 def _fitting_spec(
-    policy: EnvironmentSpec, config: Config, given: Mapping[str, object]
+    policy: EnvironmentSpec, config: Config, first: tuple[str, object]
 ) -> EnvironmentSpec:
-    """The specification of the environment of ``config``. Raises ConfigError if ``policy`` has
-    other spaces.
+    """The specification of the environment of ``config``. Raises ConfigError, with the setting
+    ``first``, if ``policy`` has other spaces.
     """
     spec = validation.require_environment(config)
     if differing := difference(policy, spec, old_name="the policy"):
-        path, value = next(iter(given.items()))
+        path, value = first
         accepted = "an environment with the spaces of the policy"
         raise ConfigError([Problem(path, value, f"{differing}, so it cannot act there", accepted)])
     return spec
+
+
+def evaluation_of(config: Config, name: str | None) -> PlannedEvaluation:
+    """The evaluation ``name`` of a run; None: the main one. ConfigError if it does not exist."""
+    found = {planned.name: planned for planned in all_evaluations(config)}
+    if name is None:
+        return main_evaluation(config)
+    if name not in found:
+        accepted = ", ".join(found)
+        nearest = plugins.nearest(name, tuple(found))
+        message = "is not an evaluation of the run"
+        raise ConfigError([Problem("evaluation", name, message, accepted, nearest)])
+    return found[name]
 
 
 def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:

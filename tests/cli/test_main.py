@@ -365,6 +365,7 @@ def test_eval_plays_the_given_number_of_episodes(monkeypatch: pytest.MonkeyPatch
                 "video_episodes": 3,
                 "trust": False,
                 "overrides": (),
+                "evaluation": None,
                 "seed": None,
                 "sampled": False,
             },

@@ -23,22 +23,27 @@ from tianflow.cli.common import (
 )
 
 
+EPISODES = 100
+"""Episodes that are played without another number."""
+
+
 def evaluate_checkpoint(
     checkpoint: str,
     *,
     runs_dir: Path,
-    episodes: int,
+    episodes: int | None,
     video: Path | None,
     video_episodes: int,
     trust: bool = False,
     overrides: Sequence[str] = (),
+    evaluation: str | None = None,
     seed: int | None = None,
     sampled: bool = False,
 ) -> dict[str, Any]:
-    """Returns over ``episodes`` episodes. With ``video``, a directory, also ``videos``: path,
-    return and length of each recorded episode.
+    """Returns over ``episodes`` episodes; None: those of ``evaluation``, or `EPISODES` without one.
+    With ``video``, a directory, also ``videos``: path, return and length of each recorded episode.
 
-    ``overrides``, ``seed`` and ``sampled``: see `LoadedPolicy.for_evaluation`.
+    ``overrides``, ``evaluation``, ``seed`` and ``sampled``: see `LoadedPolicy.for_evaluation`.
 
     Recorded episodes are extra, so the returns do not depend on them.
 
@@ -60,11 +65,15 @@ def evaluate_checkpoint(
     path = resolve(checkpoint, runs_dir).absolute()
     target = None if video is None else video.absolute()
     policy = api.load_policy(path, runs_dir=runs_dir, trust=trust)
-    if overrides or seed is not None or sampled:
+    if overrides or evaluation is not None or seed is not None or sampled:
         from tianflow.config.loading import parse_overrides
 
-        policy = policy.for_evaluation(parse_overrides(overrides), seed=seed, sampled=sampled)
+        policy = policy.for_evaluation(
+            parse_overrides(overrides), evaluation=evaluation, seed=seed, sampled=sampled
+        )
     policy.require_environment()
+    if episodes is None:
+        episodes = EPISODES if evaluation is None else policy.config.evaluation.episodes
     if video is None or target is None:
         return play(policy, episodes=episodes)
     recorded = recording.record(
@@ -93,7 +102,20 @@ def evaluate(
     ] = None,
     *,
     runs_dir: RunsDir = RUNS,
-    episodes: Annotated[int, typer.Option(min=1, help="Number of whole episodes.")] = 100,
+    evaluation: Annotated[
+        str | None,
+        typer.Option(
+            "--evaluation",
+            metavar="NAME",
+            help="Evaluation of the run, whose settings are used: main, or a further one.",
+        ),
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Number of whole episodes; default: {EPISODES}, or those of NAME."
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -116,7 +138,7 @@ def evaluate(
 ) -> None:
     """Evaluate the policy of CHECKPOINT on whole episodes.
 
-    The command prints their returns.
+    The command prints their returns. Without --evaluation, the environment is that of training.
     """
     with exit_codes():
         from tianflow.logs import configure
@@ -130,6 +152,7 @@ def evaluate(
             video_episodes=video_episodes,
             trust=trust,
             overrides=overrides or (),
+            evaluation=evaluation,
             seed=seed,
             sampled=sampled,
         )
