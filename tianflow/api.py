@@ -22,7 +22,7 @@ from tianflow import handle, plugins
 from tianflow.config import loading as config_loading
 from tianflow.config import rules as config_rules
 from tianflow.config import spaces
-from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
+from tianflow.config.model import Config, algorithm_names
 from tianflow.coordinator import Run
 from tianflow.core.jsonable import json_ready
 from tianflow.core.payloads import Version
@@ -137,7 +137,7 @@ def load_settings(
     if env is not None:
         if not isinstance(config, str):
             message = "is not the name of an algorithm, and with env an algorithm is expected"
-            accepted = ", ".join(BUILT_IN_ALGORITHMS)
+            accepted = ", ".join(algorithm_names()) + ", or module:attribute"
             raise ConfigError([Problem("config", None, message, accepted)])
         return starting.start_config(config, env, overrides)
     return config if isinstance(config, Config) else config_loading.load_config(config, overrides)

@@ -115,6 +115,10 @@ def test_validate_and_config_show_take_what_train_takes() -> None:
     ("arguments", "said"),
     [
         (["ppo"], "ppo: is an algorithm, and needs an environment; accepted: ppo --env ID"),
+        (
+            ["a.b:C"],
+            "is not a config, and as an algorithm it needs an environment; accepted: a.b:C --env",
+        ),
         (["--env", "CartPole-v1"], "needs an algorithm"),
         (["ppo", "--env", "CartPole-v1", "--resume", "demo"], "starts a new run"),
         (["cartpole_ppo", "--env", "Acrobot-v1"], "the override env.id=Acrobot-v1"),

@@ -277,7 +277,7 @@ def test_the_refusal_of_an_empty_config_names_the_required_sections() -> None:
     found = {problem.path: problem.accepted for problem in problems(tables={})}
     assert {
         "env": "a section [env] with id",
-        "algorithm.name": "one of a2c, dqn, impala, ppo, r2d2, sac, td3",
+        "algorithm.name": "one of a2c, dqn, impala, ppo, r2d2, sac, td3, or module:attribute",
     } == found
 
 

@@ -35,10 +35,10 @@ def complete_config(incomplete: str) -> list[str]:
 
 
 def complete_config_or_algorithm(incomplete: str) -> list[str]:
-    """Shell completion: as `complete_config`, after the built-in algorithms."""
-    from tianflow.config.model import BUILT_IN_ALGORITHMS
+    """Shell completion: as `complete_config`, after the installed algorithms."""
+    from tianflow.config.model import algorithm_names
 
-    algorithms = [name for name in BUILT_IN_ALGORITHMS if name.startswith(incomplete)]
+    algorithms = [name for name in algorithm_names() if name.startswith(incomplete)]
     return algorithms + complete_config(incomplete)
 
 

@@ -51,13 +51,13 @@ def _lines(setting: Setting) -> str:
 
 
 def _sections() -> Iterator[str]:
-    from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
+    from tianflow.config.model import Config, algorithm_names
 
     for section, field in Config.model_fields.items():
         if section == "algorithm":
             yield (
                 f"{section:11} Algorithm and its settings. Settings by name: "
-                f"{', '.join(BUILT_IN_ALGORITHMS)}."
+                f"{', '.join(algorithm_names())}, or module:attribute."
             )
         else:
             meaning = (field.annotation.__doc__ if field.annotation else "") or ""

@@ -22,7 +22,6 @@ from tianflow.cli.common import (
     exit_codes,
 )
 
-
 EPISODES = 100
 """Episodes that are played without another number."""
 

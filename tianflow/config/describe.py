@@ -20,6 +20,7 @@ from tianflow.config.model import (
     LIVE,
     AlgorithmSettings,
     Config,
+    algorithm_names,
     algorithm_settings,
 )
 from tianflow.config.section import Section
@@ -79,15 +80,18 @@ def find(name: str) -> list[Setting]:
         algorithm: list(settings_of(model, "algorithm", model.live))
         for algorithm, model in BUILT_IN_ALGORITHMS.items()
     }
-    if ":" in name:
+    if name in parts:
+        return parts[name]
+    if ":" in name or name in algorithm_names():
         model = algorithm_settings(name)
         return list(settings_of(model, "algorithm", model.live))
-    return parts[name] if name in parts else _called(name, parts)
+    return _called(name, parts)
 
 
 def _called(name: str, parts: Mapping[str, list[Setting]]) -> list[Setting]:
     found: dict[str, Setting] = {}
-    known: dict[str, None] = dict.fromkeys(parts)
+    known_parts = dict.fromkeys((*parts, *algorithm_names()))
+    known = dict(known_parts)
     for setting in (setting for part in parts.values() for setting in part):
         last = setting.path.rpartition(".")[2]
         known |= {setting.path: None, last: None}
@@ -97,7 +101,8 @@ def _called(name: str, parts: Mapping[str, list[Setting]]) -> list[Setting]:
         # Among some hundred names, one resembles any word by half.
         nearest = plugins.nearest(name, tuple(known), cutoff=0.6)
         accepted = (
-            f"one of {', '.join(parts)}, or a setting of one of them, such as run.seed or seed"
+            f"one of {', '.join(known_parts)}, or a setting of one of them, such as run.seed or "
+            "seed"
         )
         raise ConfigError(
             [Problem(name, None, "is not a section, an algorithm or a setting", accepted, nearest)]

@@ -21,16 +21,16 @@ from pydantic import ConfigDict, ValidationError, create_model
 from tianflow import plugins
 from tianflow.config import rules as config_rules
 from tianflow.config.model import (
-    BUILT_IN_ALGORITHMS,
     ON_ONE_MACHINE,
     AlgorithmSettings,
     Config,
+    algorithm_names,
     algorithm_settings,
     live_of,
 )
 from tianflow.config.portable import TOO_LARGE, unportable
 from tianflow.config.problems import innermost, path_with, problems_of, unknown_key
-from tianflow.config.schedules import SCHEDULED
+from tianflow.config.schedules import OBJECT, SCHEDULED
 from tianflow.core.devices import cores, on_gpu
 from tianflow.core.files import open_regular
 from tianflow.errors import ConfigError, Problem
@@ -284,8 +284,10 @@ def read_tables(source: str | Path) -> Table:
 
 
 def _unknown_config(source: str, known: Mapping[str, Path]) -> Problem:
-    if source in BUILT_IN_ALGORITHMS:
+    if source in algorithm_names() or OBJECT.fullmatch(source):
         message = "is an algorithm, and needs an environment"
+        if ":" in source:
+            message = "is not a config, and as an algorithm it needs an environment"
         return Problem(source, None, message, f'{source} --env ID; in Python env="ID"')
     accepted = "a TOML file, or one of " + ", ".join(sorted(known))
     return Problem(
@@ -465,7 +467,7 @@ def _checked(tables: Table) -> Config:
                 "algorithm.name",
                 None,
                 "is required",
-                "one of " + ", ".join(sorted(BUILT_IN_ALGORITHMS)),
+                "one of " + ", ".join(algorithm_names()) + ", or module:attribute",
             )
         )
     tables = _fitted(tables, settings)

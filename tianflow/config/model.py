@@ -150,6 +150,11 @@ BUILT_IN_ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
 """Settings models of built-in algorithms, available without importing PyTorch."""
 
 
+def algorithm_names() -> tuple[str, ...]:
+    """Names of all algorithms that are built in or installed, sorted."""
+    return tuple(sorted({*BUILT_IN_ALGORITHMS, *plugins.names("tianflow.algorithms")}))
+
+
 def algorithm_settings(name: str) -> type[AlgorithmSettings]:
     """The settings model of algorithm ``name``: built in, installed, or ``module:attribute``.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tianflow.config.defaults import default_tables, kind_of
 from tianflow.config.loading import load_config, parse_overrides, read_tables, shipped
-from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, algorithm_settings
+from tianflow.config.model import Config, algorithm_names, algorithm_settings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
 from tianflow.planning import validation
@@ -76,12 +76,12 @@ def origin(config: Config) -> str:
 
 def _require_algorithm(algorithm: str, env: str) -> None:
     """Refuse a config in the place of the algorithm, with the way to use it."""
-    if algorithm in BUILT_IN_ALGORITHMS:
+    if algorithm in algorithm_names():
         return
     if algorithm in shipped() or Path(algorithm).is_file():
         accepted = (
-            f"an algorithm ({', '.join(BUILT_IN_ALGORITHMS)}); or the config without --env, and "
-            f"the override env.id={env}"
+            f"an algorithm ({', '.join(algorithm_names())}, or module:attribute); or the config "
+            f"without --env, and the override env.id={env}"
         )
         message = "is a config; with an environment beside it, an algorithm is expected"
         raise ConfigError([Problem(algorithm, None, message, accepted)])
