@@ -342,6 +342,7 @@ async def test_a_change_imports_allowed_modules_only(
     name = "of_someone:Controller"
     found = await problem(await patch(client, "balance", {"controller": ["staleness", name]}), 422)
     assert "balance.controller" == found["errors"][0]["path"]
+    assert 'http.allowed_imports = ["of_someone"]' in found["errors"][0]["accepted"]
     assert "of_someone" not in sys.modules
     http = run.config.http.model_copy(update={"allowed_imports": ("of_someone",)})
     run.config = run.config.model_copy(update={"http": http})

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import environments
 from tests.support.fakes_run import FakeRun
 from tests.support.refusing import full_disk
-from tianflow.config.imports import require_allowed, require_trusted
+from tianflow.config.imports import at_run, at_service, require_allowed, require_trusted
 from tianflow.errors import ConfigError
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.server.service import run_process
@@ -314,6 +314,49 @@ def test_objects_of_modules_that_are_not_allowed_are_refused(
     (problem,) = caught.value.problems
     assert problem.path.startswith(f"{section}.{key}")
     assert "gymnasium.wrappers" in problem.accepted
+
+
+@pytest.mark.parametrize(
+    ("value", "module"),
+    [
+        ("rooms.large:Room", "rooms.large"),
+        (" rooms : Room", "rooms"),
+        ("rooms:Box.sample", "rooms"),
+        ("tests.support.environments:Path", "pathlib"),
+        ("tests.support.environments:gym.Env", None),
+        ("tests.support.environments:np", None),
+        ("a b; rm -rf:Room", None),
+        ("x" * 65 + ":Room", None),
+    ],
+)
+def test_a_refusal_says_which_option_would_permit_the_module(
+    value: str, module: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environments, "Path", Path, raising=False)
+    monkeypatch.setattr(environments, "np", os, raising=False)
+    tables = {"env": {"id": value}}
+    options = {
+        at_service: "`tianflow serve --allow-import {}` permits it",
+        at_run: 'http.allowed_imports = ["{}"] in the settings of the run permits it',
+    }
+    for permit, words in options.items():
+        with pytest.raises(ConfigError) as caught:
+            require_allowed(tables, ["tests.support.environments"], permit=permit)
+        (problem,) = caught.value.problems
+        if module is None:
+            assert "permits" not in problem.accepted
+        else:
+            assert problem.accepted.endswith(words.format(module))
+
+
+def test_a_refused_checkpoint_says_how_to_trust_its_module() -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_trusted({"env": {"id": "rooms:Room", "wrappers": ["rooms.dark:Dark"]}}, ["other"])
+    assert ["rooms", "rooms.dark"] == [
+        module
+        for module, problem in zip(("rooms", "rooms.dark"), caught.value.problems, strict=True)
+        if f"`--trust`, or trust=['{module}'] in Python, permits it" in problem.accepted
+    ]
 
 
 @pytest.mark.parametrize(

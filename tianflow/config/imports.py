@@ -13,8 +13,8 @@ may not name a place outside the run's directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from tianflow import plugins
 from tianflow.errors import ConfigError, Problem
@@ -35,6 +35,8 @@ RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}(@best)?")
 """Name of a run, as in ``run.name``, or of its best checkpoint. It is not a path."""
 EVALUATED = re.compile(r"^evaluation\.(further\..*?\.)?(?=env\.)")
 """Beginning of the path of a setting that an evaluation has of its own."""
+MODULE = re.compile(r"[^\W\d]\w{0,63}(\.[^\W\d]\w{0,63}){0,9}")
+"""Dotted name of a module."""
 OBJECT = re.compile(r"\s*[^\W\d][\w.]*\s*:\s*[^\W\d]")
 """``module:attribute`` in any other setting."""
 
@@ -56,8 +58,31 @@ OUTSIDE = re.compile(r"^\s*(/|~|file:)|(^|/)\.\.(/|$)", re.IGNORECASE)
 """An absolute path, one of a home directory, a file URI, or one with ``..``."""
 
 
+Permit = Callable[[str], str]
+"""How a module can be permitted, as a sentence."""
+
+
+def at_service(module: str) -> str:
+    """`Permit` for the settings of a submission."""
+    return f"`tianflow serve --allow-import {module}` permits it"
+
+
+def at_run(module: str) -> str:
+    """`Permit` for a change of a run that no service started."""
+    return f'http.allowed_imports = ["{module}"] in the settings of the run permits it'
+
+
+def by_trust(module: str) -> str:
+    """`Permit` for a checkpoint."""
+    return f"`--trust`, or trust=[{module!r}] in Python, permits it; trust only what you would run"
+
+
 def require_allowed(
-    tables: Mapping[str, Any], allowed: Collection[str], *, known: Collection[str] = ()
+    tables: Mapping[str, Any],
+    allowed: Collection[str],
+    *,
+    known: Collection[str] = (),
+    permit: Permit = at_service,
 ) -> None:
     """Check every string of a config from HTTP: no object of a module that is not allowed, no place
     outside the run's directory, and no port without a key. Imports allowed modules only.
@@ -66,13 +91,13 @@ def require_allowed(
         tables: the config by sections or dotted paths, or a change of it.
         allowed: allowed modules, each with its submodules.
         known: names that are in force already.
+        permit: how the module of an object can be permitted.
 
     Raises:
         ConfigError: naming every setting with an object of another module, or with a place.
     """
-    advice = "`tianflow serve --allow-import MODULE` allows a module"
     problems = [
-        *_refused(tables, allowed, known, advice, check_objects=True),
+        *_refused(tables, allowed, known, permit, check_objects=True),
         *_places(tables),
         *_ports(tables),
     ]
@@ -92,11 +117,7 @@ def require_trusted(tables: Mapping[str, Any], trust: bool | Collection[str]) ->
     """
     if trust is True:
         return
-    advice = (
-        "`--trust`, or trust=True in Python, allows every module that the checkpoint names; "
-        "trust only what you would run"
-    )
-    problems = _refused(tables, trust or (), (), advice, check_objects=False)
+    problems = _refused(tables, trust or (), (), by_trust, check_objects=False)
     if problems:
         raise ConfigError(problems)
 
@@ -105,16 +126,16 @@ def _refused(
     tables: Mapping[str, Any],
     allowed: Collection[str],
     known: Collection[str],
-    advice: str,
+    permit: Permit,
     *,
     check_objects: bool,
 ) -> list[Problem]:
     return [
-        Problem(path, value, message, _accepted(allowed, advice))
+        Problem(path, value, found.message, _accepted(allowed, found, permit))
         for path, value in _strings("", tables)
         if value not in known
         and _names_object(path, value)
-        and (message := _refusal(path, value, allowed, check_objects=check_objects))
+        and (found := _refusal(path, value, allowed, check_objects=check_objects))
     ]
 
 
@@ -165,33 +186,47 @@ def _as_trained(path: str) -> str:
     return EVALUATED.sub("", path)
 
 
-def _refusal(path: str, value: str, allowed: Collection[str], *, check_objects: bool) -> str:
-    """Why ``value`` may not be imported, or ``""``."""
+class _Refusal(NamedTuple):
+    """Why an object may not be imported; ``module``: that would have to be permitted, or ``""``."""
+
+    message: str
+    module: str = ""
+
+
+def _refusal(
+    path: str, value: str, allowed: Collection[str], *, check_objects: bool
+) -> _Refusal | None:
+    """Why ``value`` may not be imported; None if it may."""
     module, _, attribute = (part.strip() for part in value.partition(":"))
     if not _is_allowed(module, allowed):
-        return "names an object of a module that is not allowed"
+        return _Refusal("names an object of a module that is not allowed", module)
     if "." in attribute:
-        return "names an attribute with a dot, which may lead to another module"
+        return _Refusal("names an attribute with a dot, which may lead to another module")
     if not check_objects or not attribute.isidentifier():  # an id that the module registers
-        return ""
+        return None
     try:
         found = plugins.load_object(f"{module}:{attribute}", path=path)
     except ConfigError:  # reported where the setting is used
-        return ""
+        return None
     home = getattr(found, "__module__", None)
     if isinstance(home, str) and _is_allowed(home, allowed):
-        return ""
-    where = f"is defined in {home!r}" if isinstance(home, str) else "is not a class or a function"
-    return f"names an object that {where}, not in an allowed module"
+        return None
+    if not isinstance(home, str):
+        return _Refusal("names an object that is not a class or a function of an allowed module")
+    return _Refusal(f"names an object that is defined in {home!r}, not in an allowed module", home)
 
 
 def _is_allowed(module: str, allowed: Collection[str]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in allowed)
 
 
-def _accepted(allowed: Collection[str], advice: str) -> str:
+def _accepted(allowed: Collection[str], refusal: _Refusal, permit: Permit) -> str:
     modules = f", or an object of {', '.join(sorted(allowed))}" if allowed else ""
-    return f"the name of an installed plug-in or registered environment{modules}; {advice}"
+    accepted = f"the name of an installed plug-in or registered environment{modules}"
+    # a text that is not the name of a module must not become a part of a command
+    if MODULE.fullmatch(refusal.module):
+        return f"{accepted}; {permit(refusal.module)}"
+    return accepted
 
 
 def _strings(path: str, value: object) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tianflow.config.imports import require_allowed
+from tianflow.config.imports import at_run, require_allowed
 from tianflow.config.model import Config, live_of
 from tianflow.config.rules import controllers
 from tianflow.errors import ConfigError, Problem
@@ -93,6 +93,7 @@ async def patch(
         {resource: body},
         run.config.http.allowed_imports,
         known=controllers(run.config),
+        permit=at_run,
     )
     _check_generation(request, run.generation)
     changes = changes_of(run.config, resource, body)
