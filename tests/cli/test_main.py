@@ -537,6 +537,8 @@ class Running:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.requests: list[tuple[str, str, str, object]] = []
         self.answer: dict[str, Any] = {}
+        self.answers: dict[str, dict[str, Any]] = {}
+        """By path; others get `answer`."""
         self.error: Exception | None = None
         monkeypatch.setattr(client, "running", self.running)
         monkeypatch.setattr(client, "request", self.request)
@@ -555,7 +557,7 @@ class Running:
         self.requests.append((contact.run, method, path, body))
         if self.error is not None:
             raise self.error
-        return dict(self.answer)
+        return dict(self.answers.get(path, self.answer))
 
 
 class Contact:
@@ -674,6 +676,46 @@ def test_get_prints_settings_as_they_are_set(running: Running) -> None:
     assert [("one", "GET", "/balance", None)] * 3 == running.requests
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["one"],
+            'algorithm.learning_rate = { schedule = "linear", start = 0.001 }  # now 0.00025',
+        ),
+        (["learner"], 'learning_rate = { schedule = "linear", start = 0.001 }  # now 0.00025'),
+        (
+            ["one", "algorithm.learning_rate"],
+            '{ schedule = "linear", start = 0.001 }  # now 0.00025',
+        ),
+    ],
+)
+def test_get_prints_the_value_in_force_beside_a_schedule(
+    running: Running, words: list[str], line: str
+) -> None:
+    schedule = {"schedule": "linear", "start": 1e-3}
+    schedules = {
+        "algorithm.learning_rate": {"schedule": schedule, "value": 2.5e-4},
+        "algorithm.entropy_cost": {"schedule": schedule, "value": None},
+    }
+    running.answers = {
+        "": {"settings": {"generation": 3, "schedules": schedules}},
+        "/learner": {"learning_rate": schedule, "entropy_cost": schedule, "slowdown": 0.0},
+    }
+    lines = run("get", *words).stdout.splitlines()
+    assert line in lines
+    assert 1 == sum("now" in text for text in lines), "not before the first update"
+    found = json.loads(run("get", *words, "--json").stdout)
+    name, _, _ = line.partition(" = {")
+    assert schedule == (found if "algorithm.learning_rate" in words else found[name])
+    tomllib.loads("\n".join(lines) if len(lines) > 1 else f"x = {lines[0]}")
+
+
+def test_get_of_an_older_run_prints_schedules_alone(running: Running) -> None:
+    running.answers = {"": {"settings": {"generation": 3}}, "/learner": {"slowdown": 1.0}}
+    assert "slowdown = 1.0\n" == run("get", "one", "learner").stdout
+
+
 @pytest.mark.parametrize("named", [[], ["one"]])
 def test_get_without_a_section_prints_all_as_they_are_set(
     running: Running, named: list[str]
@@ -697,7 +739,7 @@ def test_get_without_a_section_prints_all_as_they_are_set(
             "replay",
             "weights",
         )
-    } == set(running.requests)
+    } | {("one", "GET", "", None)} == set(running.requests)
     assert 1e-4 == json.loads(run("get", *named, "--json").stdout)["algorithm.learning_rate"]
 
 

@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 
+from tianflow.components import schedules as reported
 from tianflow.config import describe
 from tianflow.config.imports import require_allowed, require_trusted
 from tianflow.config.loading import load_config, to_toml, with_changes
 from tianflow.config.model import Config
-from tianflow.config.schedules import Elapsed, Schedule, settings_at, value_at
+from tianflow.config.schedules import (
+    SCHEDULED,
+    STATISTICS,
+    Elapsed,
+    Schedule,
+    schedules_of,
+    settings_at,
+    value_at,
+)
 from tianflow.errors import ConfigError, Problem, RunError
 
 RATE = "algorithm.learning_rate"
@@ -353,3 +362,28 @@ def test_every_function_that_a_schedule_accepts_is_subject_to_trust(name: str) -
         with pytest.raises(ConfigError) as error:
             check()
         assert [f"{RATE}.schedule"] == [problem.path for problem in error.value.problems]
+
+
+def test_schedules_of_a_run_are_found_also_where_a_default_makes_them() -> None:
+    linear = {"schedule": "linear", "start": 1e-3, "end": 0.0, "over": 10.0}
+    assert {} == schedules_of(config(1e-3))
+    assert [RATE] == list(schedules_of(config(linear)))
+    older = config("linear", path="algorithm.learning_rate_schedule", max_updates=10)
+    assert [RATE] == list(schedules_of(older))
+    assert ["replay.beta"] == list(schedules_of(config(None, path="replay.beta", max_updates=10)))
+    assert {} == schedules_of(config(0.4, path="replay.beta", max_updates=10))
+    uniform = load_config(
+        {
+            "env": {"id": "CartPole-v1"},
+            "algorithm": {"name": "dqn"},
+            "replay": {"selector": "uniform"},
+            "run": {"max_updates": 10},
+        }
+    )
+    assert {} == schedules_of(uniform), "an exponent without prioritised draws has no effect"
+
+
+def test_every_scheduled_setting_has_the_statistic_that_a_learner_reports() -> None:
+    assert set(SCHEDULED) == set(STATISTICS)
+    of_algorithms = {path: f"train/{name}" for path, name in reported.STATISTICS.items()}
+    assert {**of_algorithms, "replay.beta": "train/beta"} == STATISTICS

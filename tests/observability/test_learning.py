@@ -14,6 +14,7 @@ from tests.support.fakes_run import FakeRun
 from tests.support.settings import cartpole
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
+from tianflow.config.schedules import Schedule
 from tianflow.core.learning import MOST_NAMES, LearningTally, StatisticSum, between
 from tianflow.core.statistics import ComponentStatistics, RunStatistics
 from tianflow.observability.learning import LearningTotals, loss_in, newest
@@ -126,6 +127,22 @@ def test_the_document_has_means_of_the_last_seconds_and_the_newest_value_without
     run.now += 60.0
     later = describe(rates.sample(), run.config, rates).learning
     assert 0.25 == later.values["train/loss"]
+
+
+def test_the_document_has_schedules_with_their_values_in_force(run: FakeRun) -> None:
+    rates = RunRates(read=run.statistics)
+    assert {} == describe(rates.sample(), run.config, rates).settings.schedules
+    schedule = {"schedule": "linear", "start": 1e-3, "end": 0.0, "over": 10.0}
+    algorithm = run.config.algorithm.model_copy(
+        update={"learning_rate": Schedule.model_validate(schedule)}
+    )
+    run.config = run.config.model_copy(update={"algorithm": algorithm})
+    document = describe(rates.sample(), run.config, rates)
+    [(path, found)] = document.settings.schedules.items()
+    assert ("algorithm.learning_rate", schedule, None) == (path, found.schedule, found.value)
+    run.train(2)
+    found = describe(rates.sample(), run.config, rates).settings.schedules[path]
+    assert 2.5e-4 == found.value, "of the newest update"
 
 
 def test_curves_have_their_values_in_order_and_gaps_where_nothing_was_trained(

@@ -441,7 +441,10 @@ def get_settings(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Print live settings of RUN."""
+    """Print live settings of RUN.
+
+    Beside a schedule stands its value in force. JSON output has settings only.
+    """
     from tianflow.config.loading import toml_value
     from tianflow.server.common import client
 
@@ -450,13 +453,14 @@ def get_settings(
             "give at most a run and a section", param_hint="[RUN] [SECTION[.KEY]]"
         )
     with exit_codes():
-        found, key = client.get(runs_dir, words or [])
+        found = client.get(runs_dir, words or [])
     if as_json:
-        echo(json.dumps(found[key] if key else found))
+        echo(json.dumps(found.values[found.key] if found.key else found.values))
         return
-    for name, value in found.items():
+    for name, value in found.values.items():
         text = "null" if value is None else toml_value(value)
-        echo(text if key else f"{name} = {text}")
+        now = f"  # now {found.in_force[name]:.6g}" if name in found.in_force else ""
+        echo((text if found.key else f"{name} = {text}") + now)
 
 
 @app.command("set")

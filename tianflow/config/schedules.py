@@ -136,6 +136,13 @@ SCHEDULED: Mapping[str, Bounds] = {
     "replay.beta": Bounds(highest=1.0),
 }
 """Settings that accept a schedule."""
+STATISTICS: Mapping[str, str] = {
+    "algorithm.learning_rate": "train/learning_rate",
+    "algorithm.entropy_cost": "train/entropy_cost",
+    "algorithm.clip": "train/clip_range",
+    "replay.beta": "train/beta",
+}
+"""Learning statistics that have the values in force."""
 OF_ALGORITHMS = tuple(path for path in SCHEDULED if path.startswith("algorithm."))
 
 
@@ -187,6 +194,17 @@ def setting_of(config: Config, path: str) -> float | Schedule | None:
         limited = schedule_limit(config) is not None
         anneals = getattr(config.algorithm, "anneals_beta", True) and limited
         return Schedule(schedule="linear", start=first, end=1.0) if anneals else first
+    return found
+
+
+def schedules_of(config: Config) -> dict[str, Schedule]:
+    """The settings of a run that follow a schedule, by path; not those without an effect."""
+    found = {}
+    for path in SCHEDULED:
+        schedule = setting_of(config, path)
+        unused = path == "replay.beta" and config.replay.selector != "prioritised"
+        if isinstance(schedule, Schedule) and not unused:
+            found[path] = schedule
     return found
 
 

@@ -165,6 +165,11 @@ class RunRates:
             values |= {name: found.mean for name, found in lately.items()}
         return values
 
+    def newest(self) -> dict[str, float]:
+        """The newest value of each learning statistic. Empty before there is a sample."""
+        sums = self._samples[-1].learning if self._samples else {}
+        return {name: values.last for name, values in sums.items()}
+
     def curves(self, points: int) -> Curves:
         """Return and loss over the stored samples (300 seconds), each as at most ``points`` values
         in order. A curve without a value is omitted.

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import NonNegativeInt
 
 from tianflow.config.model import Config
+from tianflow.config.schedules import STATISTICS, schedules_of
 from tianflow.core.jsonable import JsonDocument
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import (
@@ -217,14 +218,26 @@ class CreditState(JsonDocument):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsCounts(JsonDocument):
-    """Live settings: the generation in force, and changes so far."""
+class ScheduledSetting(JsonDocument):
+    """A setting that changes by a schedule."""
+
+    schedule: Mapping[str, Any]
+    """The schedule, as a table of the settings."""
+    value: float | None
+    """Value in force in the newest update; None before the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsState(JsonDocument):
+    """Live settings: the generation in force, changes so far, and schedules."""
 
     generation: NonNegativeInt
     changes: NonNegativeInt
     refused: NonNegativeInt
     pending: NonNegativeInt
     """Settings and audit records that wait for the disk. Until then a crash loses them."""
+    schedules: Mapping[str, ScheduledSetting]
+    """Settings that follow a schedule, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +365,7 @@ class RunDocument(JsonDocument):
     queue: QueueState
     credits: CreditState
     controllers: tuple[ControllerStatistics, ...]
-    settings: SettingsCounts
+    settings: SettingsState
     actors: ActorCounts
     components: tuple[ComponentState, ...]
     restarts: tuple[RestartCount, ...]
@@ -411,11 +424,12 @@ def describe(run: RunStatistics, config: Config, rates: RunRates) -> RunDocument
             target=credits_target(run),
         ),
         controllers=run.controllers,
-        settings=SettingsCounts(
+        settings=SettingsState(
             generation=run.generation,
             changes=run.settings_changes,
             refused=run.settings_refused,
             pending=run.settings_pending,
+            schedules=_schedules(config, rates.newest()),
         ),
         actors=ActorCounts(
             wanted=run.actors_wanted,
@@ -536,6 +550,15 @@ def _remaining(name: str, missing: float, pace: float | None) -> dict[str, float
 def _picked(cls: type[_Picked], source: object) -> _Picked:
     """An instance of the dataclass ``cls`` with the attributes of ``source``."""
     return cls(**{field.name: getattr(source, field.name) for field in fields(cls)})  # type: ignore[arg-type]  # a dataclass
+
+
+def _schedules(config: Config, values: Mapping[str, float]) -> dict[str, ScheduledSetting]:
+    return {
+        path: ScheduledSetting(
+            schedule=schedule.model_dump(mode="json"), value=values.get(STATISTICS[path])
+        )
+        for path, schedule in schedules_of(config).items()
+    }
 
 
 def _key(window: float) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tianflow import plugins
 from tianflow.config.portable import require_portable
@@ -389,8 +389,26 @@ def settings(contact: ControlFile, section: str) -> dict[str, Any]:
     return answer
 
 
-def get(runs_dir: Path, words: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Live settings by name, and the single requested setting, or "".
+SCHEDULING = ("algorithm", "learner", "replay")
+"""Sections with settings that may follow a schedule."""
+
+
+class LiveSettings(NamedTuple):
+    """Live settings of a run.
+
+    Attributes:
+        values: by name, as they are set.
+        key: the single requested setting, or "".
+        in_force: values of those that follow a schedule, by name.
+    """
+
+    values: dict[str, Any]
+    key: str
+    in_force: dict[str, float]
+
+
+def get(runs_dir: Path, words: Sequence[str]) -> LiveSettings:
+    """The live settings that ``words`` name.
 
     ``words`` is ``[RUN] [SECTION[.KEY]]``; without a section the settings of all sections are
     named ``SECTION.KEY``.
@@ -402,14 +420,16 @@ def get(runs_dir: Path, words: Sequence[str]) -> tuple[dict[str, Any], str]:
     is_run = name not in RESOURCES and (name in running(runs_dir) or (runs_dir / name).is_dir())
     if not words or (len(words) == 1 and is_run):
         contact = find(runs_dir, name or None)
-        return {
+        found = {
             f"{_section(part, key)}.{key}": value
             for part in ALL
             for key, value in settings(contact, part).items()
-        }, ""
+        }
+        return LiveSettings(found, "", schedules_in_force(contact))
     section, _, key = name.partition(".")
     resource(section)
-    values = settings(find(runs_dir, words[0] if len(words) == 2 else None), section)
+    contact = find(runs_dir, words[0] if len(words) == 2 else None)
+    values = settings(contact, section)
     if key and key not in values:
         nearest = plugins.nearest(key, tuple(values))
         hint = f"; did you mean {nearest!r}?" if nearest else ""
@@ -417,7 +437,26 @@ def get(runs_dir: Path, words: Sequence[str]) -> tuple[dict[str, Any], str]:
             f"{name} is not a live setting; accepted: one of {', '.join(sorted(values))}{hint}",
             bad=True,
         )
-    return ({key: values[key]} if key else values), key
+    shown = {key: values[key]} if key else values
+    in_force = schedules_in_force(contact) if section in SCHEDULING else {}
+    part = RESOURCES[section]
+    names = {name: f"{_section(part, name)}.{name}" for name in shown if in_force}
+    return LiveSettings(
+        shown, key, {name: in_force[path] for name, path in names.items() if path in in_force}
+    )
+
+
+def schedules_in_force(contact: ControlFile) -> dict[str, float]:
+    """Values in force of the settings that follow a schedule, by path. Values before the first
+    update, and those of a run that is not active, are absent.
+    """
+    found = request(contact, "GET").get("settings")
+    schedules = found.get("schedules") if isinstance(found, Mapping) else None
+    return {
+        str(path): state["value"]
+        for path, state in (schedules if isinstance(schedules, Mapping) else {}).items()
+        if isinstance(state, Mapping) and isinstance(state.get("value"), int | float)
+    }
 
 
 def _section(part: str, key: str) -> str:

@@ -1,6 +1,7 @@
 // Form fields of settings, from their schemas, or from their values if there is no schema.
 
 import { h, newId, setText, show } from "./dom.js";
+import { number } from "./scales.js";
 import { shortValue } from "./words.js";
 
 /** Kind of field for a schema; JSON if no other kind fits. */
@@ -96,6 +97,7 @@ export class Field {
     this.hint = h("p", { class: "hint", id: `${this.id}-hint` }, ...this.about(schema));
     this.error = h("p", { class: "error", id: `${this.id}-error`, hidden: true });
     this.was = h("span", { class: "was", hidden: true });
+    this.now = h("span", { class: "now", hidden: true });
     this.input = this.makeInput();
     this.input.addEventListener("input", () => {
       this.refuse(null);
@@ -105,7 +107,7 @@ export class Field {
     this.node = h(
       "div",
       { class: `field ${this.kind.name}`, "data-name": name },
-      h("label", { for: this.id }, name, this.was),
+      h("label", { for: this.id }, name, this.now, this.was),
       this.input,
       this.error,
       this.hint,
@@ -145,6 +147,13 @@ export class Field {
     show(this.was, this.dirty);
     setText(this.was, ` was ${toText(this.kind, this.value) || "default"}`);
     this.node?.classList.toggle("dirty", this.dirty);
+  }
+
+  /** Show the value in force of a schedule; undefined: the setting has none. */
+  showNow(value) {
+    const known = typeof value === "number";
+    show(this.now, known);
+    setText(this.now, known ? ` now ${number(value)}` : "");
   }
 
   /** Enter `value` as the user would. */

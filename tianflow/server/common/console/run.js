@@ -121,6 +121,7 @@ export class RunView {
     await this.followAudit(`${run.settings?.generation} ${run.state}`);
     const sections = await this.config.follow(run.settings?.generation);
     await this.settings.follow(run.settings?.generation, sections);
+    this.settings.showSchedules(run.settings?.schedules);
   }
 
   async inactive(run) {

@@ -9,6 +9,8 @@ const RESOURCES = ["balance", "actors", "inference", "learner", "replay", "weigh
 const OPEN = ["balance", "actors", "learner"];
 const RESOURCE_OF = { algorithm: "learner" };
 /** Sections whose resource has another name. */
+const SCHEDULED = { algorithm: ["learning_rate", "entropy_cost"], replay: ["beta"] };
+/** Live settings that may follow a schedule, by section. */
 
 /** All forms of a run. */
 export class SettingsPanel {
@@ -44,6 +46,13 @@ export class SettingsPanel {
       if (error.status === 401 || error.status === 0) throw error;
       setText(this.problem, `The settings cannot be loaded. ${error.message}`);
       show(this.problem, true);
+    }
+  }
+
+  /** Show the values in force of settings that follow a schedule. `schedules`: of the run's document. */
+  showSchedules(schedules = {}) {
+    for (const [section, names] of Object.entries(SCHEDULED)) {
+      for (const name of names) this.field(`${section}.${name}`)?.showNow(schedules[`${section}.${name}`]?.value);
     }
   }
 
