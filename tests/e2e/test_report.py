@@ -108,6 +108,47 @@ def test_lines_are_where_their_numbers_are(browser: Browser, tmp_path: Path) -> 
     assert [] == viewed.errors
 
 
+def in_bursts(period: int, seconds: int, until: int) -> list[dict[str, Any]]:
+    """A row a second, with an update and its 300 steps every ``period`` seconds ``until`` then."""
+    rows, updates = [], 0
+    for t in range(1, seconds + 1):
+        burst = t % period == 0 and t <= until
+        updates += burst
+        rates = {"steps_per_s": 300.0 * burst, "updates_per_s": 1.0 * burst}
+        rows.append(row(float(t), updates=updates, env_steps=300 * updates, **rates))
+    return rows
+
+
+def test_speeds_of_slow_updates_are_those_of_whole_cycles(browser: Browser, tmp_path: Path) -> None:
+    viewed = Viewed(browser, tmp_path, report(records(*in_bursts(3, 60, 60)), now=NOW))
+    captions = viewed.page.locator("#chart-speed figcaption").text_content() or ""
+    assert "over two updates or more" in captions
+    assert ["steps/s 100"] == viewed.legend("chart-speed")
+    [path] = viewed.paths("chart-speed", "line")
+    [points] = runs(path)
+    assert 60 == len(points)
+    assert 1 == len({y for _, y in points[2:]}), "no zigzag after the first update"
+    assert ["updates/s 0.33"] == viewed.legend("chart-updates")
+    assert [] == viewed.errors
+
+
+def test_the_speed_of_a_stalled_run_falls(browser: Browser, tmp_path: Path) -> None:
+    rows = in_bursts(3, 60, 30)
+    viewed = Viewed(browser, tmp_path, report(records(*rows), now=NOW))
+    assert ["steps/s 16.7"] == viewed.legend("chart-speed"), "600 steps in the last 36 seconds"
+    [path] = viewed.paths("chart-speed", "line")
+    heights = [y for _, y in runs(path)[0]]
+    assert heights[33:] == sorted(heights[33:])
+    assert heights[33] < heights[-1], "y grows downwards"
+
+
+def test_a_pause_has_the_speed_of_its_own_seconds(browser: Browser, tmp_path: Path) -> None:
+    rows = in_bursts(3, 30, 30)
+    paused = [row(t, updates=10, steps_per_s=0.0, state="paused") for t in (31.0, 32.0)]
+    viewed = Viewed(browser, tmp_path, report(records(*rows, *paused), now=NOW))
+    assert ["steps/s 0"] == viewed.legend("chart-speed")
+
+
 def learned(**values: float) -> dict[str, Any]:
     """Learning of a row, by name with ``__`` for the group."""
     return {name.replace("__", "/"): {"count": 2, "mean": value} for name, value in values.items()}

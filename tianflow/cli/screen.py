@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tianflow.core.formatting import DASH, duration, number, sparkline
+from tianflow.core.formatting import DASH, duration, number, sparkline, steady_speed
 from tianflow.errors import printable
 from tianflow.interfaces import RunControl
 from tianflow.observability.learning import loss_in
@@ -143,10 +143,12 @@ def make_screen(*, run: RunControl, console: Console, plain: bool) -> Screen | P
 def plain_line(run: RunDocument) -> str:
     """One line: no colours, no control characters."""
     progress, returns, staleness = run.progress, run.returns, run.staleness
+    speeds = run.throughput
+    speed = steady_speed(dict(speeds.env_steps_per_s), dict(speeds.updates_per_s))
     parts = [
         duration(run.elapsed_s),
         run.state,
-        f"steps {progress.env_steps:,} ({number(run.throughput.env_steps_per_s['10'])}/s)",
+        f"steps {progress.env_steps:,} ({number(speed)}/s)",
         f"updates {progress.updates:,}",
         f"return {number(returns.mean)} over {returns.episodes} episodes",
         *_loss_part(run.learning),

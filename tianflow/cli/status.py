@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.cli.common import RUNS, AsJson, RunArgument, RunsDir, echo, exit_codes
-from tianflow.core.formatting import sparkline
+from tianflow.core.formatting import sparkline, steady_speed
 from tianflow.errors import RequestError, RunNotFoundError, printable
 from tianflow.rundir.summary import SUMMARY, ended_document
 from tianflow.server.common import client
@@ -25,7 +25,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "state": ("state",),
     "env steps": ("progress", "env_steps"),
     "updates": ("progress", "updates"),
-    "steps/s": ("throughput", "env_steps_per_s", "10"),
+    "steps/s": ("throughput",),
     "return": ("returns", "mean"),
     "best": ("checkpoint", "best", "mean_return"),
     "loss": ("learning", "values", "train/loss"),
@@ -285,11 +285,21 @@ def _print(made: Table) -> None:
 def _cell(document: object, path: tuple[str, ...]) -> str:
     for key in path:
         document = document.get(key) if isinstance(document, Mapping) else None
+    if path == COLUMNS["steps/s"] and isinstance(document, Mapping):
+        document = steady_speed(
+            *(_numbers(document.get(name)) for name in ("env_steps_per_s", "updates_per_s"))
+        )
     if document is None:
         return "-"
     if isinstance(document, float):
         return f"{document:.0f}" if abs(document) >= 1000.0 else f"{document:.4g}"
     return str(document)
+
+
+def _numbers(found: object) -> dict[str, float]:
+    """The numbers in an object of a document, by name."""
+    items = found.items() if isinstance(found, Mapping) else ()
+    return {str(key): value for key, value in items if isinstance(value, int | float)}
 
 
 def ask(runs_dir: Path, run: str | None, *, as_json: bool = False) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 LEVELS = "▁▂▃▄▅▆▇█"
 DASH = "–"
@@ -17,6 +17,20 @@ def number(value: float | None) -> str:
     if value == int(value) or abs(value) >= 1000.0:
         return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
     return f"{value:.4g}"
+
+
+def steady_speed(
+    speeds: Mapping[str, float | None], updates: Mapping[str, float | None]
+) -> float | None:
+    """Of ``speeds`` by the seconds of their window, that of the shortest one with two updates:
+    steps of slow updates arrive in bursts. ``updates``: updates per second, by the same windows.
+    """
+    windows = sorted((key for key in speeds if key.isdecimal()), key=int)
+    known = [key for key in windows if (updates.get(key) or 0.0) > 0.0]
+    if not known:
+        return speeds[windows[0]] if windows else None
+    enough = (key for key in known if (updates[key] or 0.0) * int(key) >= 2.0)
+    return speeds[next(enough, windows[-1])]
 
 
 def sparkline(values: Sequence[float | None]) -> str:

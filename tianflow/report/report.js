@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { Panels } from "./panels.js";
+import { smoothed } from "./rates.js";
 import { stalenessChart, stalenessPicture } from "./staleness.js";
 
 const { rows, target } = JSON.parse(document.getElementById("history").textContent);
@@ -15,6 +16,6 @@ const panels = new Panels(grid);
 const staleness = stalenessChart();
 grid.prepend(staleness.node);
 staleness.draw(stalenessPicture(rows, marks));
-panels.draw(rows, { target: { return: target } }, marks);
+panels.draw(smoothed(rows), { target: { return: target } }, marks);
 // Paper has another width, and there charts out of sight are drawn again, too.
 for (const chart of [staleness, ...panels.charts.values()]) chart.watcher.disconnect();

@@ -18,7 +18,7 @@ from tianflow.core.jsonable import json_ready
 from tianflow.report.markup import Markup, element
 
 CONSOLE = Path(tianflow.__file__).parent / "server" / "common" / "console"
-MODULES = ("dom", "scales", "charts", "learning", "panels", "rows", "staleness")
+MODULES = ("dom", "scales", "charts", "learning", "rates", "panels", "rows", "staleness")
 """Each after those that it imports."""
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:class|const|function) (\w+)", re.MULTILINE)

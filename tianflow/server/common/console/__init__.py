@@ -45,6 +45,7 @@ FILES = (
     "panels.js",
     "polling.js",
     "print.css",
+    "rates.js",
     "removal.js",
     "results.js",
     "rows.js",

@@ -1,5 +1,6 @@
 // Columns of the list of runs: their texts and their order, and the filter.
 
+import { steadySpeed } from "./rates.js";
 import { finalReturn, moment, resultsOf } from "./results.js";
 import { duration, number, whole } from "./scales.js";
 import { ENDED } from "./words.js";
@@ -16,7 +17,7 @@ export const COLUMNS = [
   { name: "Environment", of: (run) => run.environment, long: true },
   { name: "Algorithm", of: (run) => run.algorithm },
   { name: "Steps", of: (run) => resultsOf(run).steps, text: (run) => whole(resultsOf(run).steps), down: true, number: true },
-  { name: "Steps/s", of: (run) => run.throughput?.env_steps_per_s?.["10"], text: (run) => number(run.throughput?.env_steps_per_s?.["10"]), down: true, number: true },
+  { name: "Steps/s", of: (run) => steadySpeed(run.throughput), text: (run) => number(steadySpeed(run.throughput)), down: true, number: true },
   {
     name: "Return",
     of: (run) => finalReturn(resultsOf(run)).value,

@@ -5,6 +5,7 @@ import { Chart, dot, line } from "./charts.js";
 import { h, setText, show } from "./dom.js";
 import { differing, flattened } from "./flat.js";
 import { poll } from "./polling.js";
+import { smoothed, speedOf, WINDOW } from "./rates.js";
 import { finalReturn, resultsOf, targetText } from "./results.js";
 import { duration, number, timeAxis, valueAxis, whole } from "./scales.js";
 import { ENDED, shortValue, stateClass } from "./words.js";
@@ -44,7 +45,7 @@ const CHARTS = [
   { key: "loss", title: "Loss", unit: "mean over updates", of: learned("train/loss") },
   { key: "length", title: "Episode length", unit: "steps, mean of the last 100 episodes", of: (row) => row.mean_length },
   { key: "entropy", title: "Entropy", unit: "nats, mean over updates", of: learned("train/entropy"), optional: true },
-  { key: "speed", title: "Speed", unit: "environment steps/s", of: (row) => row.steps_per_s, zero: true },
+  { key: "speed", title: "Speed", unit: `environment steps/s, ${WINDOW}`, of: (row) => speedOf(row, "steps_per_s"), zero: true },
 ];
 
 const RESULTS = [
@@ -129,7 +130,7 @@ export class CompareView {
             ask(runPath(id, `/history?points=${POINTS}`)),
             ask(runPath(id, "/config")),
           ]);
-          this.loaded.set(id, { run, rows: past.history, settings: flattened(settings.config) });
+          this.loaded.set(id, { run, rows: smoothed(past.history), settings: flattened(settings.config) });
         } catch (error) {
           if (error.status === 401 || error.status === 0) throw error;
           problems.push(error.message);

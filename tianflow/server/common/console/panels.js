@@ -2,6 +2,7 @@
 
 import { area, Chart, dot, line } from "./charts.js";
 import { furtherCharts, LEARNING, OF_ALGORITHMS } from "./learning.js";
+import { speedOf, WINDOW } from "./rates.js";
 import { number, percent, timeAxis, valueAxis } from "./scales.js";
 
 export const MOST_ROWS = 480;
@@ -46,8 +47,8 @@ const LINES = [
   {
     key: "speed",
     title: "Speed",
-    unit: "environment steps/s",
-    lines: () => [{ name: "steps/s", css: "c0", of: (row) => row.steps_per_s }],
+    unit: `environment steps/s, ${WINDOW}`,
+    lines: () => [{ name: "steps/s", css: "c0", of: (row) => speedOf(row, "steps_per_s") }],
   },
   { key: "learner-time", title: "Learner", unit: "share of its time", shares: "learner" },
   { key: "actor-time", title: "Actors", unit: "mean share of their time", shares: "actor" },
@@ -65,8 +66,8 @@ const LINES = [
   {
     key: "updates",
     title: "Updates",
-    unit: "per second",
-    lines: () => [{ name: "updates/s", css: "c4", of: (row) => row.updates_per_s }],
+    unit: `per second, ${WINDOW}`,
+    lines: () => [{ name: "updates/s", css: "c4", of: (row) => speedOf(row, "updates_per_s") }],
   },
   {
     key: "dropped",

@@ -1,5 +1,6 @@
 // What a run has reached, from its document: of an active run, of an ended one with a summary, or of a row of the list.
 
+import { steadySpeed } from "./rates.js";
 import { duration, number } from "./scales.js";
 
 /** Numbers of `run`; undefined or null where there are none. */
@@ -9,7 +10,7 @@ export function resultsOf(run) {
     steps: run.progress?.env_steps ?? summary.env_steps,
     updates: run.progress?.updates ?? summary.updates,
     episodes: run.progress?.episodes ?? summary.episodes,
-    speed: run.throughput?.env_steps_per_s?.["10"] ?? summary.steps_per_s,
+    speed: steadySpeed(run.throughput) ?? summary.steps_per_s,
     training: run.returns?.mean ?? summary.mean_return,
     evaluation: run.evaluation?.mean_return ?? summary.evaluation?.mean_return,
     target: run.target?.return ?? summary.target_return,

@@ -1,5 +1,7 @@
 // History rows of a run, oldest first, as in `history.jsonl`: those of the server, then one for each poll.
 
+import { smoothed, speedOf } from "./rates.js";
+
 const MOST = 2400;
 const USED = 1000;
 const RECENT_S = 30;
@@ -45,7 +47,7 @@ export class Rows {
   window(seconds, most) {
     const end = this.rows.at(-1)?.t ?? 0;
     const first = seconds ? this.rows.findIndex((row) => row.t >= end - seconds) : 0;
-    let found = this.rows.slice(Math.max(0, first - 1));
+    let found = smoothed(this.rows).slice(Math.max(0, first - 1));
     while (found.length > most) found = halved(found);
     return found;
   }
@@ -160,6 +162,9 @@ function merged(older, newer) {
   const weights = [older.span_s ?? 0, newer.span_s ?? 0];
   const row = { ...newer, span_s: weights[0] + weights[1], marks: [...(older.marks ?? []), ...(newer.marks ?? [])] };
   for (const rate of ["steps_per_s", "updates_per_s"]) row[rate] = mean(older[rate], newer[rate], weights);
+  if (older.smooth || newer.smooth) {
+    row.smooth = Object.fromEntries(["steps_per_s", "updates_per_s"].map((rate) => [rate, mean(speedOf(older, rate), speedOf(newer, rate), weights)]));
+  }
   row.staleness = mergedStaleness(older.staleness ?? {}, newer.staleness ?? {});
   row.learning = mergedLearning(older.learning ?? {}, newer.learning ?? {});
   row.shares = {};
