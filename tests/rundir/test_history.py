@@ -193,6 +193,10 @@ SPOILED: list[dict[str, Any]] = [
     {"marks_left_out": "some"},
     {"span_s": "u"},
     {"steps_per_s": 10**400},
+    {"learning": {"train/loss": {"count": 10**400, "mean": 1.0}}},
+    {"staleness": {"count": 10**400}},
+    {"staleness": {"max": -(10**400)}},
+    {"env_steps": 2**53 + 1},
 ]
 
 

@@ -144,7 +144,7 @@ def plain_line(run: RunDocument) -> str:
     """One line: no colours, no control characters."""
     progress, returns, staleness = run.progress, run.returns, run.staleness
     speeds = run.throughput
-    speed = steady_speed(dict(speeds.env_steps_per_s), dict(speeds.updates_per_s))
+    speed = steady_speed(speeds.env_steps_per_s, speeds.updates_per_s)
     parts = [
         duration(run.elapsed_s),
         run.state,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 LEVELS = "▁▂▃▄▅▆▇█"
 DASH = "–"
@@ -20,7 +21,7 @@ def number(value: float | None) -> str:
 
 
 def steady_speed(
-    speeds: Mapping[str, float | None], updates: Mapping[str, float | None]
+    speeds: Mapping[Any, float | None], updates: Mapping[Any, float | None]
 ) -> float | None:
     """Of ``speeds`` by the seconds of their window, that of the shortest one with two updates:
     steps of slow updates arrive in bursts. ``updates``: updates per second, by the same windows.

@@ -55,15 +55,17 @@ class AuditPage:
     next: int | None
 
 
-def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> AuditPage:
+def read_page(
+    path: Path, *, before: int | None = None, limit: int = MOST, follow: bool = True
+) -> AuditPage:
     """Read the newest ``limit`` records, or those before ``before``, the `AuditPage.next` of
-    another page. Waits for the disk.
+    another page. Waits for the disk. A link is refused unless ``follow``.
 
     Raises:
         OSError: the file exists and cannot be read.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular(path, follow=follow) as file:
             end = file.seek(0, 2)
             end = end if before is None else min(before, end)
             start, data = end, b""

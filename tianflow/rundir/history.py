@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tianflow.core.files import read_regular
 from tianflow.core.jsonable import JsonDocument, json_ready
 from tianflow.core.moments import Moments
+from tianflow.rundir.manifest import LARGEST, Count
 
 NAME = "history.jsonl"
 LIMIT = 2000
@@ -31,20 +32,23 @@ SPACING_S = 1.0
 MARKS = 16
 """Per kind and line: a program that changes settings all the time leaves room for evaluations."""
 
+Level = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+"""A whole number that a float holds exactly."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStaleness(JsonDocument):
     """Staleness of the trajectories trained on during a span; None without any."""
 
-    count: NonNegativeInt = 0
-    min: int | None = None
+    count: Count = 0
+    min: Level | None = None
     mean: float | None = None
-    p99: int | None = None
+    p99: Level | None = None
     """Of merged lines the largest of theirs."""
-    max: int | None = None
-    bound: NonNegativeInt | None = None
+    max: Level | None = None
+    bound: Count | None = None
     """Largest bound in force during the span; None: unbounded."""
-    counts: Mapping[str, NonNegativeInt] = field(default_factory=dict)
+    counts: Mapping[str, Count] = field(default_factory=dict)
     """Number of trajectories by staleness, from 16 on to three binary digits."""
 
 
@@ -52,21 +56,21 @@ class TrainedStaleness(JsonDocument):
 class CreditsInForce(JsonDocument):
     """Credits at the end of a span."""
 
-    limit: int
-    in_use: int
+    limit: Level
+    in_use: Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayCounts(JsonDocument):
     """Replay at the end of a span. Counts are since the process began."""
 
-    items: NonNegativeInt | None
+    items: Count | None
     """None while every shard is down: their contents are unknown."""
-    capacity: NonNegativeInt
-    inserted: NonNegativeInt
-    drawn: NonNegativeInt
-    trained: NonNegativeInt
-    discarded: Mapping[str, NonNegativeInt]
+    capacity: Count
+    inserted: Count
+    drawn: Count
+    trained: Count
+    discarded: Mapping[str, Count]
     """By reason."""
     samples_per_insert: float
     samples_per_insert_target: float | None
@@ -78,7 +82,7 @@ class ReplayCounts(JsonDocument):
 class LearningMean(JsonDocument):
     """Mean of a learning statistic over the values of a span."""
 
-    count: NonNegativeInt
+    count: Count
     """Number of updates or episodes with a finite value."""
     mean: float
 
@@ -96,9 +100,9 @@ class HistoryRow(JsonDocument):
     time: float
     """Unix time of its end."""
     state: str
-    env_steps: NonNegativeInt
-    updates: NonNegativeInt
-    episodes: NonNegativeInt
+    env_steps: Count
+    updates: Count
+    episodes: Count
     mean_return: float | None
     """Mean return of the last 100 episodes of training."""
     mean_length: float | None
@@ -110,28 +114,28 @@ class HistoryRow(JsonDocument):
     updates_per_s: float | None
     """Updates per second over the span."""
     staleness: TrainedStaleness
-    queue: NonNegativeInt
+    queue: Count
     """Trajectories that wait for the learner."""
     credits: CreditsInForce
     shares: Mapping[str, Mapping[str, float]]
     """Shares of time by role and state, over the span or the last five seconds if it is shorter."""
     durations: Mapping[str, Mapping[str, float | None]]
     """Durations of trajectories and updates by role (`tianflow.core.moments.durations`)."""
-    dropped: Mapping[str, NonNegativeInt]
+    dropped: Mapping[str, Count]
     """Dropped trajectories by reason, since the process began."""
-    violations: NonNegativeInt
+    violations: Count
     """Trajectories trained on beyond the bound, since the process began: always 0."""
     replay: ReplayCounts | None
     """None without replay."""
     bottleneck: str
     """Verdict of the diagnosis."""
-    generation: NonNegativeInt
+    generation: Count
     """Generation of the settings in force."""
     marks: Sequence[Mapping[str, Any]]
     """Events of the span, each with ``t`` and ``kind``: evaluation, change or resumed. A further
     evaluation has its ``name``.
     """
-    marks_left_out: NonNegativeInt
+    marks_left_out: Count
     """Number of marks that were dropped to bound the line."""
 
 
@@ -147,10 +151,14 @@ def read_rows(path: Path) -> list[Row]:
         OSError: the file exists and cannot be read.
     """
     try:
-        lines = read_regular(path).splitlines()
+        return parse_rows(read_regular(path))
     except FileNotFoundError:
         return []
-    return [row for row in map(_read, lines) if row is not None]
+
+
+def parse_rows(data: bytes) -> list[Row]:
+    """As `read_rows`, of the contents of a file."""
+    return [row for row in map(_read, data.splitlines()) if row is not None]
 
 
 def _read(line: bytes) -> Row | None:

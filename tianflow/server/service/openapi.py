@@ -49,9 +49,12 @@ def document(*, parts: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, A
 
 
 def _paths() -> dict[str, Any]:
-    on_disk = struct(id=TEXT, state=TEXT, ended=nullable(NUMBER), reasons=listing(TEXT))
     listed = struct(
-        runs=listing(_short()), next=nullable(TEXT), on_disk=listing(on_disk), can_submit=TRUTH
+        runs=listing(_short()),
+        next=nullable(TEXT),
+        on_disk=listing(_on_disk()),
+        on_disk_more=COUNT | {"description": "Runs on disk that are not listed"},
+        can_submit=TRUTH,
     )
     runs = reading(
         "/api/v1/runs", "Runs in brief, newest first, in pages", answered("Runs", listed)
@@ -73,7 +76,7 @@ def _paths() -> dict[str, Any]:
         RUN: reading(
             RUN,
             "Run document",
-            answered("The run", {"anyOf": [reference("Run"), _resting()]}),
+            answered("The run", {"anyOf": [reference("Run"), _resting(), _on_disk()]}),
         )
         | {"delete": _delete()},
         f"{RUN}/log": reading(
@@ -164,6 +167,16 @@ def _short() -> Schema:
 def _resting() -> Schema:
     return struct(**_state(), summary=nullable(reference("Summary"))) | {
         "description": "A run that is pending, starting or ended"
+    }
+
+
+def _on_disk() -> Schema:
+    """Of a list, and full: then with a summary."""
+    elapsed = nullable(NUMBER) | {"description": "Seconds that the history covers"}
+    listed = struct(**_state() | {"submitted": {"type": "null"}}, elapsed_s=elapsed, on_disk=TRUTH)
+    return listed | {
+        "additionalProperties": True,
+        "description": "A run on disk that the store does not know; it can only be read",
     }
 
 

@@ -12,7 +12,7 @@ import secrets
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -38,6 +38,7 @@ from tianflow.server.common.sse import EventStreams
 from tianflow.server.common.throttle import Throttle, throttled
 from tianflow.server.run.app import ACTIONS, MAX_BODY, PARTS, href
 from tianflow.server.service import metrics, openapi, rows
+from tianflow.server.service.on_disk import RunsListed, RunsOnDisk
 from tianflow.server.service.refusals import store_answers
 from tianflow.server.service.relay import Relays
 from tianflow.server.service.run_client import NoAnswerError, RunClient, unreachable
@@ -158,7 +159,8 @@ class ServiceHandlers:
             allowed,
         )
         self._check = check
-        self._on_disk: Sequence[dict[str, Any]] = ()
+        self._disk = RunsOnDisk(manager.files.runs)
+        self._on_disk = RunsListed()
         self._looked_at = float("-inf")
         self._streams, self._relays = EventStreams(limit=max_streams), Relays(client=client)
 
@@ -245,9 +247,15 @@ class ServiceHandlers:
         runs = await asyncio.to_thread(
             lambda: [self._short(record, active.get(record.id)) for record in shown]
         )
-        unlisted = await self._unlisted() if before is None else ()
+        on_disk = await self._listed_on_disk() if before is None else RunsListed()
         return json_response(
-            {"runs": runs, "next": next_page, "on_disk": unlisted, "can_submit": True}
+            {
+                "runs": runs,
+                "next": next_page,
+                "on_disk": on_disk.runs,
+                "on_disk_more": on_disk.more,
+                "can_submit": True,
+            }
         )
 
     def _short(self, record: RunRecord, managed: ManagedRun | None) -> dict[str, Any]:
@@ -255,7 +263,7 @@ class ServiceHandlers:
         summary = self._manager.files.summary(record.id) if record.ended is not None else None
         return rows.short(record, managed, summary)
 
-    async def _unlisted(self) -> Sequence[dict[str, Any]]:
+    async def _listed_on_disk(self) -> RunsListed:
         """Runs on disk that the store does not know. The directory is read at intervals: a console
         asks every two seconds.
         """
@@ -263,10 +271,10 @@ class ServiceHandlers:
         if now - self._looked_at >= DISK_S:
             self._looked_at = now
             # a run is stored before it has a directory, so the store is read last
-            found = await asyncio.to_thread(self._manager.files.found)
+            found = await asyncio.to_thread(self._disk.names)
             known = await self._manager.query(self._store.names)
             only = [name for name in found if name not in known]
-            self._on_disk = await asyncio.to_thread(self._manager.files.unlisted, only)
+            self._on_disk = await asyncio.to_thread(self._disk.listed, only)
         return self._on_disk
 
     async def submit(self, request: web.Request) -> web.Response:
@@ -339,8 +347,13 @@ class ServiceHandlers:
         return json_response({"configs": await asyncio.to_thread(_shipped)})
 
     async def show_run(self, request: web.Request) -> web.StreamResponse:
-        """The full document of a run; from the store if the run is not active."""
-        record, managed = await self._find(request)
+        """The full document of a run; from the store if the run is not active, and from its files
+        if the store does not know it.
+        """
+        found = await self._find_any(request)
+        if isinstance(found, str):
+            return json_response(await asyncio.to_thread(self._disk.document, found))
+        record, managed = found
         if managed is not None and managed.contact is not None:
             return await self._client.forward(managed.contact, request, "")
         summary = await asyncio.to_thread(self._manager.files.summary, record.id)
@@ -366,8 +379,11 @@ class ServiceHandlers:
         """One part of a run. Settings, audit log, checkpoints and history of a finished run are
         read from its files.
         """
-        record, managed = await self._find(request)
         part = request.match_info["part"]
+        found = await self._find_any(request)
+        if isinstance(found, str):
+            return await self._part_on_disk(found, part, request)
+        record, managed = found
         if managed is not None and managed.contact is not None:
             return await self._client.forward(managed.contact, request, f"/{part}")
         if part == "history":
@@ -386,6 +402,18 @@ class ServiceHandlers:
         return json_response(
             {part: await asyncio.to_thread(_checkpoints, self._manager.files, record.id)}
         )
+
+    async def _part_on_disk(self, name: str, part: str, request: web.Request) -> web.Response:
+        """A part of a run that the store does not know, from its files."""
+        if part == "history":
+            return await history.answer_with(lambda: self._disk.rows(name), request)
+        if part == "config":
+            return json_response({"config": await asyncio.to_thread(self._disk.settings, name)})
+        if part != "audit":
+            raise await self._missing(name)
+        before, limit = pages.requested(request)
+        page = await asyncio.to_thread(lambda: self._disk.audit(name, before=before, limit=limit))
+        return json_response({"audit": page.records, "next": page.next})
 
     async def change(self, request: web.Request) -> web.StreamResponse:
         """Change live settings of an active run."""
@@ -440,14 +468,28 @@ class ServiceHandlers:
             raise await self._missing(name)
         return record, self._manager.active.get(name)
 
-    async def _missing(self, name: str) -> ProblemError:
-        """404 for a run that the store does not know: it was deleted, or is only on disk."""
-        on_disk = await asyncio.to_thread(self._manager.files.unlisted_reason, name)
-        more = f" {on_disk.capitalize()}." if on_disk else ""
+    async def _find_any(self, request: web.Request) -> tuple[RunRecord, ManagedRun | None] | str:
+        """As `_find`; the name of a run that is on disk and not in the store."""
+        name = request.match_info["run"]
+        record = await self._manager.query(self._store.get, name)
+        if record is not None:
+            return record, self._manager.active.get(name)
+        if await asyncio.to_thread(self._disk.has, name):
+            return name
+        raise await self._missing(name)
+
+    async def _missing(self, name: str) -> Exception:
+        """404 for a run that the store does not know. 409 if it is on disk: it can be read there,
+        and this service neither asks nor changes it.
+        """
+        if await asyncio.to_thread(self._disk.has, name):
+            reason = await asyncio.to_thread(self._disk.reason, name)
+            return StateConflictError(f"run {name!r} can only be read: {reason}")
+        more = ""
         deletion = await self._manager.query(self._store.deletion, name)
         if deletion is not None:
             when = dt.datetime.fromtimestamp(deletion.time, dt.UTC).isoformat(timespec="seconds")
-            more = f" It was deleted by {deletion.source} at {when}.{more}"
+            more = f" It was deleted by {deletion.source} at {when}."
         return ProblemError(HTTPStatus.NOT_FOUND, f"Run {name!r} does not exist.{more}")
 
     def _checked(self, request: web.Request, body: bytes) -> Config:

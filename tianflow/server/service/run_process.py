@@ -17,7 +17,7 @@ import sys
 import time
 import tomllib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,6 @@ OWN: Mapping[str, object] = {
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 PROBED = 64 * 2**10
 """Bytes that a disk must accept before a run is started on it."""
-
-
-MOST_UNLISTED = 100
-"""Largest number of runs on disk that a list adds to those of the store."""
 
 
 class DirectoryTakenError(TianflowError):
@@ -88,30 +84,6 @@ class RunFiles:
     def found(self) -> list[str]:
         """Names of the runs on disk."""
         return sorted(path.parent.name for path in self.runs.glob("*/config.toml"))
-
-    def unlisted(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """Short documents of runs that are only on disk: started by hand, or by a service whose
-        store is lost.
-        """
-        return [self._unlisted(name) for name in itertools.islice(names, MOST_UNLISTED)]
-
-    def unlisted_reason(self, name: str) -> str:
-        """What is known of a run that the store does not know; ``""`` if it is not on disk."""
-        return self._unlisted(name)["reasons"][0] if name in self.found() else ""
-
-    def _unlisted(self, name: str) -> dict[str, Any]:
-        contact, summary, ended = ControlFile.read(self.run(name)), None, None
-        advice = f"`tianflow train --resume {name}` continues it"
-        if contact is not None and contact.alive:
-            state, advice = "running", f"it answers at {contact.address}"
-        elif contact is not None or (summary := self.summary(name)) is None:
-            state = "interrupted"
-        else:
-            state = str(summary.get("state", "stopped"))
-            with suppress(OSError):
-                ended = (self.run(name) / SUMMARY).stat().st_mtime
-        reason = f"it is on disk and not in the store of this service; {advice}"
-        return {"id": name, "state": state, "ended": ended, "reasons": [reason]}
 
     def config(self, name: str) -> Path:
         """Config that the run is started with. The suffix is unique, because a run may be called
