@@ -23,6 +23,7 @@ from playwright.sync_api import (
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun
 from tests.e2e.test_serve import service
+from tests.support.paths import ROOT
 from tianflow.rundir.history import NAME, read_rows
 
 CHROMIUM = shutil.which("chromium")
@@ -620,6 +621,117 @@ def test_ended_runs_are_compared_and_deleted(tmp_path: Path, watched: Watched) -
         page.get_by_role("link", name="Runs").click()
         delete(watched, served.folder)
         assert [] == watched.errors
+
+
+BEFORE = ROOT / "tests" / "data" / "before" / "alone" / "ppo"
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def on_disk(folder: Path, name: str, *, killed: bool = False, **statistics: float) -> None:
+    """A run of ``tianflow train`` in the directory of a service, with ``statistics`` (``__`` for
+    ``/``) in its history.
+    """
+    shutil.copytree(BEFORE, folder / name)
+    if killed:
+        (folder / name / "summary.json").unlink()
+    path = folder / name / NAME
+    learning = {key.replace("__", "/"): value for key, value in statistics.items()}
+    rows = [
+        {
+            **row,
+            "learning": {
+                key: {"count": 1, "mean": value * row["t"]} for key, value in learning.items()
+            },
+        }
+        for row in read_rows(path)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_runs_on_disk_are_opened_and_compared_and_not_steered(
+    tmp_path: Path, watched: Watched
+) -> None:
+    page, folder = watched.page, tmp_path / "runs"
+    on_disk(folder, "over", mine__score=2.0, train__loss=1.0, rollout__success=0.01)
+    on_disk(folder, "killed", killed=True, mine__score=3.0, train__loss=2.0)
+    on_disk(folder, "evil", **{EVIL: 1.0})
+    texts = {"state": EVIL, "error": EVIL, "reason": EVIL, "seed": 1}
+    (folder / "evil" / "summary.json").write_text(json.dumps(texts))
+    (folder / "evil" / "config.toml").write_text(f"[env]\nid = '{EVIL}'\n")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with service(folder) as served:
+        page.goto(f"{served.control.address}/#token={served.control.token}")
+        expect(page.locator("tbody tr")).to_have_count(3, timeout=PATIENCE_MS)
+        watched.text_in(".hint", "They can be opened and compared, not changed.")
+        assert ["on disk"] * 3 == page.locator("tbody th small").all_text_contents()
+        page.get_by_label("State").select_option("Interrupted")
+        assert ["killed"] == page.locator("tbody th a").all_text_contents()
+        page.get_by_label("State").select_option("On disk")
+        expect(page.locator("tbody tr")).to_have_count(3, timeout=PATIENCE_MS)
+        watched.accessible()
+        page.get_by_label("Select over").check()
+        page.get_by_label("Select killed").check()
+        delete = page.get_by_role("button", name="Delete")
+        expect(delete).to_be_disabled()
+        expect(delete).to_have_attribute("title", re.compile("not deleted by this service"))
+        own_statistics_are_compared(watched)
+        an_opened_run_is_read_only(watched)
+        page.goto(f"{served.control.address}/#/runs/evil")
+        watched.reads(".head .state", "stopped")
+        watched.text_in("#ending", EVIL)
+        watched.text_in(".lead", EVIL)
+        assert 0 == page.locator("img[src=x]").count()
+        assert [] == watched.errors
+        assert before == {path: path.read_bytes() for path in before}
+
+
+def own_statistics_are_compared(watched: Watched) -> None:
+    """From the list with the runs over and killed selected."""
+    page = watched.page
+    page.get_by_role("button", name="Compare").click()
+    watched.reads("h1", "2 runs compared")
+    expect(page.locator("#compare-return path.line")).to_have_count(2, timeout=PATIENCE_MS)
+    watched.text_in("#compare-speed", "over two updates or more")
+    page.locator("#statistics summary").click()
+    assert ["mine/score", "rollout/success"] == page.locator(
+        "#statistics label"
+    ).all_text_contents()
+    page.get_by_role("checkbox", name="mine/score").check()
+    chart = '[id="compare-statistic-mine/score"]'
+    expect(page.locator(f"{chart} path.line")).to_have_count(2, timeout=PATIENCE_MS)
+    watched.text_in(f"{chart} .unit", "mean over updates")
+    assert "statistic=mine%2Fscore" in page.url
+    watched.accessible()
+    page.reload()
+    expect(page.locator(f"{chart} path.line")).to_have_count(2, timeout=PATIENCE_MS)
+    expect(page.get_by_role("checkbox", name="mine/score")).to_be_checked()
+    page.get_by_role("checkbox", name="rollout/success").check()
+    watched.text_in('[id="compare-statistic-rollout/success"] .unit', "mean over episodes")
+    page.get_by_role("checkbox", name="mine/score").uncheck()
+    expect(page.locator(chart)).to_have_count(0)
+    states = page.locator(".comparison tbody tr").first.locator("td").all_text_contents()
+    assert ["stopped", "interrupted"] == states
+    steps = page.locator(".comparison tbody tr", has_text="Steps").first.locator("td")
+    assert "–" not in steps.all_text_contents(), "also of a run without a summary"
+
+
+def an_opened_run_is_read_only(watched: Watched) -> None:
+    page = watched.page
+    page.get_by_role("link", name="Runs").click()
+    page.locator("tbody").get_by_role("link", name="killed").click()
+    watched.reads(".head .state", "interrupted")
+    watched.text_in("#on-disk", "This page only reads the run. It is on disk and not in the store")
+    watched.text_in("#on-disk", "`tianflow train --resume killed` continues it.")
+    watched.text_in("#ending", "Interrupted")
+    page.locator("#chart-return").scroll_into_view_if_needed()
+    assert points(page, "#chart-return").count("L") > 3
+    watched.text_in("#config", "CartPole-v1")
+    watched.text_in("#audit", "balance.max_staleness")
+    for name in ("Pause", "Resume run", "Stop", "Checkpoint", "Drain", "Delete", "Apply"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_count(0)
+    for hidden in ("#log", "#settings"):
+        expect(page.locator(hidden)).to_be_hidden()
+    watched.accessible()
 
 
 def compare(watched: Watched, *names: str) -> None:

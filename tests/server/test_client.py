@@ -393,3 +393,27 @@ def test_commands_on_a_run_that_has_ended_name_what_continues_and_what_shows_it(
         "run 'ended' has ended (`tianflow train --resume ended` continues it, `tianflow report "
         "ended` shows it)" in done.stderr
     )
+
+
+def test_the_console_of_a_service_shows_a_run_on_disk_that_no_command_steers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: Control
+) -> None:
+    (tmp_path / "by-hand").mkdir()
+    announce_service(tmp_path, control.address)
+    documents = {"/api/v1/runs/by-hand": {"id": "by-hand", "on_disk": True}}
+
+    def send(_contact: ControlFile, _method: str, path: str) -> dict[str, Any]:
+        if path not in documents:
+            raise RequestError("does not exist")
+        return documents[path]
+
+    monkeypatch.setattr(client, "send", send)
+    options = ["--runs-dir", str(tmp_path)]
+    done = CliRunner().invoke(app, ["console", "by-hand", *options])
+    assert (0, True) == (done.exit_code, "&run=by-hand\n" in done.stdout)
+    assert done.stdout.startswith(f"{control.address}/#token=")
+    for command in ("stop", "get"):
+        done = CliRunner().invoke(app, [command, "by-hand", *options])
+        assert 1 == done.exit_code
+        assert "run 'by-hand' has ended (`tianflow train --resume by-hand`" in done.stderr
+    assert 1 == CliRunner().invoke(app, ["console", "nothing", *options]).exit_code

@@ -78,6 +78,7 @@ async def test_a_list_has_the_results_of_runs_on_disk(world: World) -> None:
     )
     assert SUMMARY["env_steps"] == ended["progress"]["env_steps"]
     assert SUMMARY["evaluation"] == ended["evaluation"]
+    assert (SUMMARY["reason"], None) == (ended["end_reason"], killed["end_reason"])
     assert rows[-1]["env_steps"] == killed["progress"]["env_steps"]
     assert rows[-1]["time"] == killed["ended"], "it was last seen then"
     assert rows[-1]["t"] == killed["elapsed_s"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -185,15 +186,21 @@ def top(
 def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
     """Print the address of RUN's console for a browser.
 
-    Without RUN, it is the console of the service that holds the runs. The address contains the
-    token.
+    Without RUN, it is the console of the service that holds the runs. That of a service also shows
+    runs that have ended. The address contains the token.
     """
     from urllib.parse import quote
 
     from tianflow.server.common import client
 
     with exit_codes():
-        contact = (client.service(runs_dir) if run is None else None) or client.find(runs_dir, run)
+        holder = client.service(runs_dir)
+        try:
+            contact = (holder if run is None else None) or client.find(runs_dir, run)
+        except RunNotFoundError:
+            if holder is None or run is None or not client.shows(holder, run):
+                raise
+            contact = replace(holder, run=run)
     echo(
         f"{contact.address}/#token={contact.token}"
         + (f"&run={quote(contact.run)}" if contact.run else "")

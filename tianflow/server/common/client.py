@@ -150,11 +150,22 @@ def find(runs_dir: Path, run: str | None) -> ControlFile:
 
 
 def knows(manager: ControlFile, run: str) -> bool:
-    """True if the service has a run of this name."""
+    """True if the service started a run of this name."""
+    document = _document(manager, run)
+    return bool(document) and not document.get("on_disk")
+
+
+def shows(manager: ControlFile, run: str) -> bool:
+    """True if the console of the service has a page for this run. It reads runs on disk, too."""
+    return bool(_document(manager, run))
+
+
+def _document(manager: ControlFile, run: str) -> dict[str, Any]:
+    """The service's document of a run; {} without one."""
     try:
-        return bool(send(manager, "GET", f"/api/v1/runs/{urllib.parse.quote(run, safe='')}"))
+        return send(manager, "GET", f"/api/v1/runs/{urllib.parse.quote(run, safe='')}")
     except RequestError:
-        return False
+        return {}
 
 
 # Requests
@@ -393,7 +404,7 @@ SCHEDULING = ("algorithm", "learner", "replay")
 """Sections with settings that may follow a schedule."""
 
 
-class LiveSettings(NamedTuple):
+class FoundSettings(NamedTuple):
     """Live settings of a run.
 
     Attributes:
@@ -407,7 +418,7 @@ class LiveSettings(NamedTuple):
     in_force: dict[str, float]
 
 
-def get(runs_dir: Path, words: Sequence[str]) -> LiveSettings:
+def get(runs_dir: Path, words: Sequence[str]) -> FoundSettings:
     """The live settings that ``words`` name.
 
     ``words`` is ``[RUN] [SECTION[.KEY]]``; without a section the settings of all sections are
@@ -425,7 +436,7 @@ def get(runs_dir: Path, words: Sequence[str]) -> LiveSettings:
             for part in ALL
             for key, value in settings(contact, part).items()
         }
-        return LiveSettings(found, "", schedules_in_force(contact))
+        return FoundSettings(found, "", schedules_in_force(contact))
     section, _, key = name.partition(".")
     resource(section)
     contact = find(runs_dir, words[0] if len(words) == 2 else None)
@@ -441,7 +452,7 @@ def get(runs_dir: Path, words: Sequence[str]) -> LiveSettings:
     in_force = schedules_in_force(contact) if section in SCHEDULING else {}
     part = RESOURCES[section]
     names = {name: f"{_section(part, name)}.{name}" for name in shown if in_force}
-    return LiveSettings(
+    return FoundSettings(
         shown, key, {name: in_force[path] for name, path in names.items() if path in in_force}
     )
 

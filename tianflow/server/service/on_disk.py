@@ -28,7 +28,7 @@ LONGEST = 200
 
 @dataclass(frozen=True, slots=True)
 class RunsListed:
-    """Short documents of runs on disk, the newest first, and the number of those left out."""
+    """Short documents of runs on disk, the newest first, and the number of older ones."""
 
     runs: Sequence[dict[str, Any]] = ()
     more: int = 0
@@ -87,7 +87,13 @@ class RunsOnDisk:
         parts = self._parts(name)
         summary, last = parts["summary"], parts["extent"].last
         results = partial_document(summary) if summary is not None else {}
-        return self._common(name) | (results or _results(last))
+        ended = summary or {}
+        reason = ended.get("error") or ended.get("reason")
+        return {
+            **self._common(name),
+            **(results or _results(last)),
+            "end_reason": reason[:LONGEST] if isinstance(reason, str) else None,
+        }
 
     def _common(self, name: str) -> dict[str, Any]:
         parts = self._parts(name)

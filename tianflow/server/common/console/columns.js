@@ -36,7 +36,9 @@ function stalenessText({ staleness }) {
   return `${whole(staleness.max)} of ${staleness.bound === "unbounded" ? "∞" : staleness.bound}`;
 }
 
+/** The diagnosis of an active run, or why a run has ended or waits. Reasons of a run on disk only say where it is. */
 function remark(run) {
+  if (run.on_disk) return run.end_reason ?? "";
   return run.bottleneck ?? (run.reasons ?? []).join("; ");
 }
 
@@ -70,12 +72,15 @@ export const STATES = {
   done: "Done",
   failed: "Failed",
   stopped: "Stopped",
+  interrupted: "Interrupted",
+  "on disk": "On disk",
 };
 
 /** Whether `run` has each word of `text` in a column, and the state of the filter. */
 export function fits(run, text, state) {
   const active = run.state !== "pending" && !ENDED.includes(run.state);
-  if (state && (state === "active" ? !active : run.state !== state)) return false;
+  const has = { active, "on disk": Boolean(run.on_disk) }[state] ?? run.state === state;
+  if (state && !has) return false;
   const shown = [run.id, run.state, run.environment, run.algorithm, remark(run)].join("\n").toLowerCase();
   return text.toLowerCase().split(/\s+/).every((word) => shown.includes(word));
 }

@@ -3,6 +3,7 @@
 import { ask, runPath } from "./api.js";
 import { Chart, dot, line } from "./charts.js";
 import { h, setText, show } from "./dom.js";
+import { unitOf } from "./learning.js";
 import { differing, flattened } from "./flat.js";
 import { poll } from "./polling.js";
 import { smoothed, speedOf, WINDOW } from "./rates.js";
@@ -13,20 +14,26 @@ import { ENDED, shortValue, stateClass } from "./words.js";
 const EVERY_MS = 3000;
 const POINTS = 400;
 const COLOURS = ["c0", "c1", "c2", "c3", "c4", "c6", "c7", "c5"];
+const MOST_CHOSEN = 24;
+const MOST_OFFERED = 200;
 /** Maximum number of runs: each has a colour of its own. */
 export const MOST_COMPARED = COLOURS.length;
 
 const ADDRESS = "#/compare?";
 
-/** Address of the comparison of the runs `ids`. */
-export function pageOfComparison(ids) {
-  return ADDRESS + new URLSearchParams(ids.map((id) => ["run", id]));
+/** Address of the comparison of the runs `ids`, with charts of further `statistics`. */
+export function pageOfComparison(ids, statistics = []) {
+  return ADDRESS + new URLSearchParams([...ids.map((id) => ["run", id]), ...statistics.map((name) => ["statistic", name])]);
 }
 
 /** Names of the runs in the address of the page; empty on another page. */
 export function compared() {
+  return inAddress("run").slice(0, MOST_COMPARED);
+}
+
+function inAddress(key) {
   if (!location.hash.startsWith(ADDRESS)) return [];
-  return [...new Set(new URLSearchParams(location.hash.slice(ADDRESS.length)).getAll("run"))].slice(0, MOST_COMPARED);
+  return [...new Set(new URLSearchParams(location.hash.slice(ADDRESS.length)).getAll(key))];
 }
 
 /** Horizontal axes: the place of a row, its axis, and a place in words. */
@@ -47,6 +54,9 @@ const CHARTS = [
   { key: "entropy", title: "Entropy", unit: "nats, mean over updates", of: learned("train/entropy"), optional: true },
   { key: "speed", title: "Speed", unit: `environment steps/s, ${WINDOW}`, of: (row) => speedOf(row, "steps_per_s"), zero: true },
 ];
+
+const SHOWN = ["train/loss", "train/entropy"];
+/** Statistics with a chart of their own. */
 
 const RESULTS = [
   ["State", (run) => h("span", { class: `state ${stateClass(run.state)}` }, run.state)],
@@ -86,6 +96,11 @@ export class CompareView {
     this.loaded = new Map();
     this.charts = new Map(CHARTS.map((spec) => [spec.key, new Chart({ title: spec.title, unit: spec.unit, css: spec.tall ? "tall wide" : "" })]));
     for (const [key, chart] of this.charts) chart.node.id = `compare-${key}`;
+    this.chosen = new Set(inAddress("statistic").slice(0, MOST_CHOSEN));
+    this.offered = new Map();
+    this.choices = h("div", { class: "choices", role: "group", "aria-label": "Further statistics" });
+    this.statistics = h("details", { class: "card", id: "statistics", open: this.chosen.size > 0, hidden: true }, h("summary", {}, "Further statistics"), this.choices);
+    this.grid = h("div", { class: "charts" }, ...[...this.charts.values()].map((chart) => chart.node));
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     this.results = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Results" });
     this.settings = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Settings that differ" });
@@ -94,7 +109,8 @@ export class CompareView {
       { class: "compare" },
       h("header", { class: "head" }, h("h1", {}, `${ids.length} runs compared`), this.problem),
       this.chooser(),
-      h("div", { class: "charts" }, ...[...this.charts.values()].map((chart) => chart.node)),
+      this.grid,
+      this.statistics,
       h("section", { class: "card", "aria-labelledby": "results-title" }, h("h2", { id: "results-title" }, "Results"), this.results),
       h("section", { class: "card", "aria-labelledby": "differ-title" }, h("h2", { id: "differ-title" }, "Settings that differ"), this.settings),
     );
@@ -117,6 +133,50 @@ export class CompareView {
       return h("label", {}, input, h("span", {}, label));
     });
     return h("fieldset", { class: "ranges" }, h("legend", {}, "Horizontal axis"), ...options);
+  }
+
+  /** Offer the statistics of the loaded runs that have no chart yet. */
+  offer(runs) {
+    const names = new Set([...this.chosen, ...runs.flatMap(({ rows }) => rows.flatMap((row) => Object.keys(row.learning ?? {})))]);
+    const wanted = [...names].filter((name) => !SHOWN.includes(name)).sort().slice(0, MOST_OFFERED);
+    show(this.statistics, wanted.length);
+    if (wanted.every((name) => this.offered.has(name))) return;
+    for (const name of wanted) {
+      if (this.offered.has(name)) continue;
+      const box = h("input", { type: "checkbox", checked: this.chosen.has(name) });
+      box.addEventListener("change", () => this.choose(name, box.checked));
+      this.offered.set(name, { box, node: h("label", {}, box, name) });
+    }
+    const focused = document.activeElement;
+    this.choices.replaceChildren(...wanted.map((name) => this.offered.get(name).node));
+    if (this.choices.contains(focused)) focused.focus();
+  }
+
+  /** Show a chart of the statistic `name`, or remove it. */
+  choose(name, chosen) {
+    this.chosen[chosen ? "add" : "delete"](name);
+    for (const { box } of this.offered.values()) box.disabled = !box.checked && this.chosen.size >= MOST_CHOSEN;
+    history.replaceState(null, "", pageOfComparison(this.ids, [...this.chosen]));
+    this.draw();
+  }
+
+  /** Specifications of all charts, the chosen ones last. */
+  specs() {
+    const further = [...this.chosen].map((name) => ({ key: `statistic-${name}`, title: name, unit: unitOf(name), of: learned(name) }));
+    for (const [key, chart] of this.charts) {
+      if (CHARTS.some((spec) => spec.key === key) || further.some((spec) => spec.key === key)) continue;
+      chart.close();
+      chart.node.remove();
+      this.charts.delete(key);
+    }
+    for (const spec of further) {
+      if (this.charts.has(spec.key)) continue;
+      const chart = new Chart({ title: spec.title, unit: spec.unit });
+      chart.node.id = `compare-${spec.key}`;
+      this.charts.set(spec.key, chart);
+      this.grid.append(chart.node);
+    }
+    return [...CHARTS, ...further];
   }
 
   async update() {
@@ -150,13 +210,14 @@ export class CompareView {
 
   draw() {
     const runs = this.runs();
-    for (const spec of CHARTS) {
+    this.offer(runs);
+    for (const spec of this.specs()) {
       const picture = pictureOf(spec, runs, AXES[this.axis]);
       const chart = this.charts.get(spec.key);
       show(chart.node, !spec.optional || picture.rows.length > 0);
       chart.draw(picture);
     }
-    this.results.replaceChildren(tableOf(runs, RESULTS.map(([name, of]) => ({ name, cells: runs.map(({ run, rows }) => of(run, rows)) }))));
+    this.results.replaceChildren(tableOf(runs, RESULTS.map(([name, of]) => ({ name, cells: runs.map(({ run, rows }) => of({ ...run, last: rows.at(-1) }, rows)) }))));
     const rows = differing(runs.map((found) => found.settings));
     this.settings.replaceChildren(
       rows.length ? tableOf(runs, rows.map(({ path, values }) => ({ name: h("code", {}, path), cells: values.map(shortValue) }))) : h("p", { class: "unit" }, "None."),

@@ -22,7 +22,8 @@ export class EndPanel {
   }
 
   why(run) {
-    const reason = run.summary?.error ?? (run.reasons ?? []).join("\n");
+    // Reasons of a run on disk say where it is, and not how it ended.
+    const reason = run.summary?.error ?? (run.on_disk ? run.summary?.reason : (run.reasons ?? []).join("\n"));
     if (!reason) return [];
     if (run.state === "failed") return [h("pre", { class: "log failure", id: "failure", tabindex: "0", role: "region", "aria-label": "Error" }, reason)];
     return [h("p", {}, h("span", { class: "unit" }, "Reason: "), reason)];

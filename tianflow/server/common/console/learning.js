@@ -59,7 +59,12 @@ export function furtherCharts(rows) {
     .filter((name) => !KNOWN.has(name))
     .sort()
     .slice(0, MOST_FURTHER)
-    .map((name) => chart(`statistic-${name}`, name, [name], { unit: name.startsWith("rollout/") ? "mean over episodes" : UPDATES }));
+    .map((name) => chart(`statistic-${name}`, name, [name], { unit: unitOf(name) }));
+}
+
+/** What a value of the statistic `name` is the mean of. */
+export function unitOf(name) {
+  return name.startsWith("rollout/") ? "mean over episodes" : UPDATES;
 }
 
 function shortName(name) {

@@ -1,17 +1,21 @@
 // What a run has reached, from its document: of an active run, of an ended one with a summary, or of a row of the list.
 
-import { steadySpeed } from "./rates.js";
+import { speedOf, steadySpeed } from "./rates.js";
 import { duration, number } from "./scales.js";
 
-/** Numbers of `run`; undefined or null where there are none. */
+/**
+ * Numbers of `run`; undefined or null where there are none. A run without a summary, because it was killed, has those of `last`,
+ * the newest row of its history.
+ */
 export function resultsOf(run) {
   const summary = run.summary ?? {};
+  const last = run.last ?? {};
   return {
-    steps: run.progress?.env_steps ?? summary.env_steps,
-    updates: run.progress?.updates ?? summary.updates,
-    episodes: run.progress?.episodes ?? summary.episodes,
-    speed: steadySpeed(run.throughput) ?? summary.steps_per_s,
-    training: run.returns?.mean ?? summary.mean_return,
+    steps: run.progress?.env_steps ?? summary.env_steps ?? last.env_steps,
+    updates: run.progress?.updates ?? summary.updates ?? last.updates,
+    episodes: run.progress?.episodes ?? summary.episodes ?? last.episodes,
+    speed: steadySpeed(run.throughput) ?? summary.steps_per_s ?? (run.state === "running" ? speedOf(last, "steps_per_s") : undefined),
+    training: run.returns?.mean ?? summary.mean_return ?? last.mean_return,
     evaluation: run.evaluation?.mean_return ?? summary.evaluation?.mean_return,
     target: run.target?.return ?? summary.target_return,
     reached: run.target?.reached_after_s ?? summary.time_to_target_s,

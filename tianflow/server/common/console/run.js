@@ -76,10 +76,11 @@ export class RunView {
     this.state = h("span", { class: "state" }, "…");
     this.lead = h("p", { class: "lead" }, "\u00a0");
     this.reasons = h("p", { class: "reasons", hidden: true });
+    this.onDisk = h("p", { class: "hint", id: "on-disk", hidden: true });
     this.facts = Object.fromEntries(FACTS.map((name) => [name, h("dd", {}, "–")]));
     this.names = Object.fromEntries(FACTS.map((name) => [name, h("dt", {}, name)]));
     this.strip = h("dl", { class: "strip" }, ...FACTS.map((name) => h("div", {}, this.names[name], this.facts[name])));
-    const title = h("div", {}, h("h1", {}, this.id, " ", this.state), this.lead, this.reasons);
+    const title = h("div", {}, h("h1", {}, this.id, " ", this.state), this.lead, this.reasons, this.onDisk);
     return h("header", { class: "head" }, h("div", { class: "title" }, title, this.actions.node), this.strip);
   }
 
@@ -125,7 +126,7 @@ export class RunView {
   }
 
   async inactive(run) {
-    if (this.run?.state !== run.state) await this.loadHistory(run);
+    if (this.run?.state !== run.state || (run.on_disk && run.state === "running")) await this.loadHistory(run);
     await this.followAudit(run.state);
     await this.config.follow(run.state);
     if (this.run?.state !== run.state && ENDED.includes(run.state)) {
@@ -185,15 +186,17 @@ export class RunView {
   // Drawing ---------------------------------------------------------------------------------------------------------
 
   paint() {
-    const run = this.run;
-    if (!run) return;
+    if (!this.run) return;
     const rows = this.rows.window(this.range, MOST_ROWS);
+    const run = { ...this.run, last: rows.at(-1) };
     const marks = this.audit
       .map((record) => ({ t: this.rows.at(Date.parse(record.time) / 1000), label: labelOf(record) }))
       .filter((mark) => mark.t !== null && Number.isFinite(mark.t));
     const live = Boolean(run.progress) && !ENDED.includes(run.state);
     this.paintHead(run);
     this.actions.allow(run.state, this.service);
+    show(this.actions.node, !run.on_disk);
+    show(this.log.node, this.service && !run.on_disk);
     this.staleness.draw(rows, run, marks);
     this.staleness.allow(live);
     this.diagnosis.draw(run.diagnosis ?? null);
@@ -210,12 +213,14 @@ export class RunView {
     this.state.className = `state ${stateClass(run.state)}`;
     setText(this.state, run.state);
     setText(this.lead, [run.algorithm, run.environment].filter(Boolean).join(" on "));
-    show(this.strip, run.progress || run.summary);
+    show(this.strip, run.progress || run.summary || run.last);
     const over = ENDED.includes(run.state) && !run.progress;
     const reasons = (run.reasons ?? []).filter(Boolean);
     if (run.state === "pending" && !reasons.length) reasons.push("it waits for capacity");
-    show(this.reasons, !over && !run.ready && reasons.length);
+    show(this.reasons, !over && !run.ready && reasons.length && !run.on_disk);
     setText(this.reasons, capital(reasons.join("; ")));
+    show(this.onDisk, run.on_disk);
+    setText(this.onDisk, `This page only reads the run. ${capital(reasons.join("; "))}.`);
     const left = Object.values(run.progress?.time_left_s ?? {});
     const results = resultsOf(run);
     setText(this.facts.elapsed, duration(results.seconds));

@@ -6,6 +6,7 @@ import { pageOfComparison, MOST_COMPARED } from "./compare.js";
 import { h, newId, setText, show } from "./dom.js";
 import { poll } from "./polling.js";
 import { Removal } from "./removal.js";
+import { whole } from "./scales.js";
 import { ENDED, stateClass } from "./words.js";
 
 const EVERY_MS = 2000;
@@ -110,15 +111,17 @@ export class RunsView {
     const runs = [];
     let next = `${RUNS}?limit=${PAGE}`;
     let service = false;
-    const onDisk = [];
+    let onDisk = [];
+    let more = 0;
     for (let page = 0; page < this.pages && next; page += 1) {
       const { data } = await ask(next);
       runs.push(...(data.runs ?? []));
-      onDisk.push(...(data.on_disk ?? []));
+      if (page === 0) [onDisk, more] = [data.on_disk ?? [], data.on_disk_more ?? 0];
       service = data.can_submit === true;
       next = data.next;
     }
     this.status.live();
+    runs.push(...onDisk);
     this.runs = runs;
     this.older = Boolean(next);
     show(this.submit, service);
@@ -128,7 +131,7 @@ export class RunsView {
     this.node.classList.toggle("unmanaged", !service);
     show(this.more, next);
     show(this.onDisk, onDisk.length > 0);
-    setText(this.onDisk, `On disk and not in the store of this service: ${onDisk.map((run) => `${run.id} (${run.state})`).join(", ")}`);
+    setText(this.onDisk, `Runs “on disk” are in the directory of this service, and not in its store. They can be opened and compared, not changed.${more ? ` ${whole(more)} older ones are not listed.` : ""}`);
     document.title = `${runs.length} runs · tianflow`;
     const ids = new Set(runs.map((run) => run.id));
     for (const id of choice.selected) if (!ids.has(id)) choice.selected.delete(id);
@@ -166,8 +169,9 @@ export class RunsView {
     setText(this.count, `${runs.length === this.runs.length ? "" : `${runs.length} of `}${this.runs.length}${this.older ? " newest" : ""} ${this.runs.length === 1 ? "run" : "runs"}${selection.length ? `, ${selection.length} selected` : ""}`);
     this.compare.disabled = selection.length < 2 || selection.length > MOST_COMPARED;
     this.compare.title = this.compare.disabled ? `Select 2 to ${MOST_COMPARED} runs to compare them` : "";
-    this.remove.disabled = selection.length === 0 || active > 0;
-    this.remove.title = active ? "Only runs that have ended can be deleted" : selection.length ? "" : "Select ended runs to delete them";
+    const others = selection.some((run) => run.on_disk);
+    this.remove.disabled = selection.length === 0 || active > 0 || others;
+    this.remove.title = others ? "Runs on disk are not deleted by this service" : active ? "Only runs that have ended can be deleted" : selection.length ? "" : "Select ended runs to delete them";
   }
 }
 
@@ -184,12 +188,13 @@ class Line {
       picked();
     });
     this.state = h("span", { class: "state" });
+    this.tag = h("small", { hidden: true }, "on disk");
     this.cells = COLUMNS.slice(2).map((column) => ({ column, text: h("span"), note: h("small") }));
     this.node = h(
       "tr",
       {},
       h("td", { class: "pick" }, this.box),
-      h("th", { scope: "row" }, h("a", { href: pageOf(id) }, id)),
+      h("th", { scope: "row" }, h("a", { href: pageOf(id) }, id), this.tag),
       h("td", {}, this.state),
       ...this.cells.map(({ column, text, note }) => h("td", { class: cssOf(column) }, text, column.note ? note : null)),
     );
@@ -199,6 +204,7 @@ class Line {
     this.box.checked = choice.selected.has(this.id);
     this.state.className = `state ${stateClass(run.state)}`;
     setText(this.state, run.state);
+    show(this.tag, run.on_disk);
     for (const { column, text, note } of this.cells) {
       setText(text, textOf(column, run));
       if (column.long) text.title = textOf(column, run);

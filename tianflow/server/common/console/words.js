@@ -1,6 +1,7 @@
 // Labels of states, verdicts and refusals.
 
-export const ENDED = ["done", "failed", "stopped"];
+/** States in which no process of a run exists. interrupted: it was killed, and is on disk only. */
+export const ENDED = ["done", "failed", "stopped", "interrupted"];
 
 /** Headlines of the diagnosis. */
 const VERDICTS = {
@@ -27,7 +28,7 @@ export function verdictTitle(diagnosis) {
 export function stateClass(state) {
   if (state === "running" || state === "done") return "good";
   if (state === "failed") return "bad";
-  return ["paused", "stopped"].includes(state) ? "still" : "waiting";
+  return ["paused", "stopped", "interrupted"].includes(state) ? "still" : "waiting";
 }
 
 /** A refused setting as a sentence. */
