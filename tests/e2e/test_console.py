@@ -299,6 +299,26 @@ def test_numbers_that_arrive_late_or_become_long_move_nothing(
     watched.text_in("#chart-return .legend", "evaluation large")
 
 
+def test_a_schedule_has_its_value_in_force_beside_it(live: LiveRun, watched: Watched) -> None:
+    """The document of the run is replaced: it has a schedule before the first update, and after."""
+    values: list[float | None] = [None]
+
+    def replaced(route: Route) -> None:
+        answer = route.fetch()
+        document = answer.json()
+        state = {"schedule": {"schedule": "linear"}, "value": values[0]}
+        document["settings"]["schedules"] = {"algorithm.learning_rate": state}
+        route.fulfill(response=answer, json=document)
+
+    watched.page.route(re.compile(f"/api/v1/runs/{live.name}$"), replaced)
+    opened(watched, live)
+    watched.reads(f"{field('learning_rate')} .now", " now –")
+    values[0] = 2.5e-4
+    watched.reads(f"{field('learning_rate')} .now", " now 2.5e−4")
+    expect(watched.page.locator(f"{field('entropy_cost')} .now")).to_be_hidden()
+    assert [] == watched.errors
+
+
 def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
     page = watched.page
     live.until("a history of five rows with updates", lambda: rows_with_updates(live) >= 5)
@@ -501,11 +521,12 @@ def test_runs_are_submitted_to_a_service_watched_and_resumed(
         watched.reads(".card > .unit", "No runs yet.")
         (tmp_path / "runs" / "lost").mkdir()
         (tmp_path / "runs" / "lost" / "config.toml").touch()
-        watched.reads(
-            ".card > .hint", "On disk and not in the store of this service: lost (interrupted)"
-        )
+        watched.text_in("tbody th", "on disk")
+        watched.reads("tbody .state", "interrupted")
         assert f"{served.control.address}/" == page.url, "the token is not left in the address"
         watched.accessible()
+        shutil.rmtree(tmp_path / "runs" / "lost")
+        watched.reads(".card > .unit", "No runs yet.")
         page.get_by_role("link", name="Submit a run").click()
         watched.sees("form.submit")
         watched.accessible()

@@ -149,11 +149,10 @@ export class Field {
     this.node?.classList.toggle("dirty", this.dirty);
   }
 
-  /** Show the value in force of a schedule; undefined: the setting has none. */
-  showNow(value) {
-    const known = typeof value === "number";
-    show(this.now, known);
-    setText(this.now, known ? ` now ${number(value)}` : "");
+  /** Show the value in force of a schedule. `state`: of the run's document; undefined: the setting has no schedule. */
+  showNow(state) {
+    show(this.now, state);
+    setText(this.now, state ? ` now ${number(state.value)}` : "");
   }
 
   /** Enter `value` as the user would. */

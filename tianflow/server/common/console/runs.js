@@ -188,7 +188,7 @@ class Line {
       picked();
     });
     this.state = h("span", { class: "state" });
-    this.tag = h("small", { hidden: true }, "on disk");
+    this.tag = h("small");
     this.cells = COLUMNS.slice(2).map((column) => ({ column, text: h("span"), note: h("small") }));
     this.node = h(
       "tr",
@@ -204,7 +204,7 @@ class Line {
     this.box.checked = choice.selected.has(this.id);
     this.state.className = `state ${stateClass(run.state)}`;
     setText(this.state, run.state);
-    show(this.tag, run.on_disk);
+    setText(this.tag, run.on_disk ? "on disk" : "");
     for (const { column, text, note } of this.cells) {
       setText(text, textOf(column, run));
       if (column.long) text.title = textOf(column, run);

@@ -52,7 +52,7 @@ export class SettingsPanel {
   /** Show the values in force of settings that follow a schedule. `schedules`: of the run's document. */
   showSchedules(schedules = {}) {
     for (const [section, names] of Object.entries(SCHEDULED)) {
-      for (const name of names) this.field(`${section}.${name}`)?.showNow(schedules[`${section}.${name}`]?.value);
+      for (const name of names) this.field(`${section}.${name}`)?.showNow(schedules[`${section}.${name}`]);
     }
   }
 
