@@ -24,17 +24,22 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from typer.main import get_command
 
 import tianflow.cli
+from tests.support.paths import ROOT
 from tests.support.settings import cartpole
 from tianflow.cli import main as cli
 from tianflow.config.loading import load_config, to_toml, write_config
+from tianflow.core.jsonable import json_ready
 from tianflow.core.payloads import Version
 from tianflow.errors import ConfigError, printable
 from tianflow.rundir.checkpoints import MANIFEST, CheckpointStore, write_state
 from tianflow.rundir.control_file import NAME
 from tianflow.rundir.history import HistoryFile, read_rows, thinned
+from tianflow.server.service import openapi
+from tianflow.server.service.on_disk import RunsOnDisk
 from tianflow.server.service.store import RunStore, StoreError
 from tianflow.simulation.calibration import read_like
 
@@ -49,6 +54,7 @@ fuzz = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
+RECORDED = ROOT / "tests" / "data" / "before" / "alone" / "ppo"
 NUMBERS = st.integers() | st.floats() | st.sampled_from([-1, 2**53 + 1, 10**30, 1e308, -0.0, True])
 TEXTS = st.text(max_size=20) | st.sampled_from(["../x", "os:system", "\x1b[2J", "\ud800", "v1-0"])
 VALUES = st.recursive(
@@ -307,6 +313,41 @@ def test_a_history_gives_rates_or_is_refused(
     (tmp_path / "history.jsonl").write_bytes(b"\n".join(lines))
     with quick(), contextlib.suppress(ConfigError):
         read_like(tmp_path, cartpole())
+
+
+@fuzz
+@given(data=st.data())
+def test_a_service_reads_a_forged_run_on_disk(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Every document of it is JSON of a bounded size that the schemas describe."""
+    runs = tmp_path_factory.mktemp("runs")
+    folder = runs / "ppo"
+    shutil.copytree(RECORDED, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    for name in ("summary.json", "history.jsonl", "audit.jsonl"):
+        written = (folder / name).read_text()
+        lines = [json.loads(line) for line in ([written], written.splitlines())[name[-1] == "l"]]
+        at = data.draw(st.integers(0, len(lines) - 1))
+        found = [dumped(line) for line in lines]
+        found[at] = data.draw(st.just(found[at]) | forged(lines[at]))
+        (folder / name).write_bytes(b"\n".join(found))
+    path = folder / "config.toml"
+    text = path.read_bytes()
+    path.write_bytes(data.draw(st.just(text) | damaged(text)))
+    before = contents(runs)
+    on_disk = RunsOnDisk(runs)
+    with quick():
+        audit = on_disk.audit("ppo", before=None, limit=10)
+        rows = on_disk.rows("ppo")
+        [short] = on_disk.listed(on_disk.names()).runs
+        document, settings_ = on_disk.document("ppo"), on_disk.settings("ppo")
+        given_ = [short, document, settings_, list(audit.records), rows, thinned(rows, 2)]
+        text_ = json.dumps(json_ready(given_), allow_nan=False)
+    assert len(text_) < 500_000
+    described = Draft202012Validator(openapi._on_disk())
+    described.validate(json_ready(short))
+    described.validate(json_ready(document))
+    assert before == contents(runs)
 
 
 @fuzz
