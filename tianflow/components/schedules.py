@@ -5,18 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tianflow.config.off_policy import QSettings, TD3Settings
-from tianflow.config.schedules import SCHEDULED
+from tianflow.config.schedules import OF_ALGORITHMS, STATISTICS
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
     from tianflow.config.on_policy import AlgorithmSettings
-
-STATISTICS = {
-    "algorithm.learning_rate": "learning_rate",
-    "algorithm.entropy_cost": "entropy_cost",
-    "algorithm.clip": "clip_range",
-}
-"""Names of the statistics of scheduled settings."""
 
 
 def settings_in_force(settings: AlgorithmSettings) -> dict[str, float]:
@@ -26,11 +19,11 @@ def settings_in_force(settings: AlgorithmSettings) -> dict[str, float]:
         settings: with a number for every schedule (`tianflow.config.schedules.settings_at`).
     """
     found = {}
-    for path in SCHEDULED:
+    for path in OF_ALGORITHMS:
         key = path.rpartition(".")[2]
         field = type(settings).model_fields.get(key)
-        if path in STATISTICS and field is not None and not field.exclude:
-            found[STATISTICS[path]] = float(getattr(settings, key))
+        if field is not None and not field.exclude:
+            found[STATISTICS[path].removeprefix("train/")] = float(getattr(settings, key))
     return found
 
 
