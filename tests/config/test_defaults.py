@@ -79,6 +79,14 @@ def test_an_update_of_ppo_has_2048_steps_whatever_the_number_of_environments(
     assert 2048 == samples_per_update(config)
 
 
+@pytest.mark.parametrize("environments", [1, 8, 64])
+def test_an_update_of_ppo_has_1024_steps_where_all_observations_are_states(
+    environments: int,
+) -> None:
+    config = settings("ppo", Kind(continuous=False, states=True), env__num_envs=environments)
+    assert 1024 == samples_per_update(config)
+
+
 def test_a_minibatch_is_no_larger_than_its_batch() -> None:
     config = settings("ppo", KINDS[0], env__num_envs=2, actors__rollout_steps=8)
     assert isinstance(config.algorithm, PPOSettings)

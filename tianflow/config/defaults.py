@@ -63,6 +63,7 @@ class Defaults:
 
     Attributes:
         samples: steps in one update with one trajectory, T * N. None: T is in ``tables``.
+        state_samples: the same where all observations are choices, if it differs.
         tables: settings for every environment.
         continuous: settings that differ with continuous actions.
         states: settings that differ where all observations are choices.
@@ -71,6 +72,7 @@ class Defaults:
 
     tables: Mapping[str, Mapping[str, Any]]
     samples: int | None = None
+    state_samples: int | None = None
     continuous: Mapping[str, Mapping[str, Any]] | None = None
     states: Mapping[str, Mapping[str, Any]] | None = None
     images: Mapping[str, Mapping[str, Any]] | None = None
@@ -79,6 +81,7 @@ class Defaults:
 
 PPO = Defaults(
     samples=2048,
+    state_samples=1024,
     tables={
         "env": {"num_envs": 16, "normalisation": {"returns": True}},
         "algorithm": {
@@ -251,7 +254,11 @@ def default_tables(
     if kind.smallest_image is not None:
         small = kind.smallest_image < SMALLEST_IMAGE["nature_cnn"]
         tables.setdefault("network", {})["name"] = "impala_resnet" if small else "nature_cnn"
-    samples = found.image_samples if kind.images else found.samples
+    samples = found.samples
+    if kind.images:
+        samples = found.image_samples
+    elif kind.states and found.state_samples is not None:
+        samples = found.state_samples
     if samples is not None:
         _fit_rollout(tables, samples, given)
     if issubclass(settings, PPOSettings):
