@@ -225,8 +225,9 @@ class Shards(Mapping[int, ShardRecord]):
         """Where the shard runs that is to store the next trajectory of ``holder``. "": on the head,
         or no shard is up.
         """
-        up = self.at("")
-        return self._chosen(holder, up, actors).port.place if up else ""
+        if not any(shard.port.place for shard in self._up.values()):
+            return ""  # as in every run on one machine
+        return self._chosen(holder, self.at(""), actors).port.place
 
     def send(
         self, holder: str, ticket: int, *, items: int, actors: int, place: str = ""
