@@ -332,6 +332,10 @@ class BatchSource(Protocol):
 class ShardPort(Protocol):
     """The exchange's way to a replay shard. Requests arrive in the order they were sent."""
 
+    @property
+    def place(self) -> str:
+        """The machine on which the shard runs; "": the head."""
+
     def ask(self, request: ShardRequest) -> None: ...
 
 
@@ -902,7 +906,7 @@ class NodesView(Protocol):
 
     @property
     def connections(self) -> int:
-        """Connections to the gateway."""
+        """Connections to the gateway, and to nodes that listen for others."""
 
     @property
     def connections_refused(self) -> Mapping[str, int]:

@@ -162,7 +162,7 @@ def send_as_node(address: str, keys: Keys | None, nbytes: int, count: int, answe
             match message.kind, message.body:
                 case "welcome", _:
                     stream.connected(0)
-                case "down", [received, _]:
+                case "down", [received, *_]:
                     stream.acknowledge(received)
             while posted < WARM + count and len(stream) < IN_FLIGHT:
                 slot = posted % IN_FLIGHT
@@ -170,7 +170,7 @@ def send_as_node(address: str, keys: Keys | None, nbytes: int, count: int, answe
                 stream.post([slot, 4, {name: views[name][:last] for name, last in rows.items()}])
                 posted += 1
             for number, attachment in stream.due():
-                body = [0, np.zeros(64, np.uint8), [attachment]]
+                body = [0, np.zeros(64, np.uint8), [attachment], []]
                 connection.send(encode("up", number, body))
             if posted == WARM + count and not len(stream) and not done.done():
                 done.set_result(None)

@@ -1,19 +1,23 @@
-"""The data of a trajectory lie in the slot of another machine as they were, whatever the encoding."""
+"""The data of a trajectory, or of a draw, lie in the slot of another machine as they were, whatever
+the encoding.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.channels.test_stacks import played
+from tests.support.replay_exchange_worlds import DRAWN, DRAWS, SPEC
 from tests.support.worlds import small_layout
-from tianflow.channels.attachments import Attachments, Encoding
+from tianflow.channels.attachments import AT_SHARD, Attachments, DrawParts, Encoding
 from tianflow.channels.frames import MalformedMessageError, decode, encode, nbytes
 from tianflow.config.model import ClusterSettings
-from tianflow.core.layout import written_rows
-from tianflow.core.payloads import Field, TrajectoryLayout
+from tianflow.core.layout import column_axis, make_draw_layout, written_rows
+from tianflow.core.payloads import Field, LeafSpec, TrajectoryLayout
 
 STEPS, N = 6, 2
 ENCODINGS: tuple[Encoding, ...] = ("stacks", "lz4", "plain")
@@ -97,3 +101,77 @@ def test_what_does_not_fit_is_refused(length: Any, changes: dict[str, Any], mess
     sent = Attachments(layout).of(slot(layout, full=True), STEPS)
     with pytest.raises(MalformedMessageError, match=message):
         Attachments(layout).write(slot(layout, full=False), length, {**sent, **changes})
+
+
+# Draws
+# --------------------------------------------------------------------------------------------------
+
+SEEN = replace(SPEC, observation=(LeafSpec("", (4, 40, 40), "uint8"),))
+DRAWN_IMAGES = make_draw_layout(SEEN, length=3, items=DRAWN, state_spec={"h": (3,)})
+
+
+def draw(layout: TrajectoryLayout, *, full: bool) -> dict[str, Any]:
+    """Arrays of a slot of draws, each column with values of its own, or zeros."""
+    found = {field.name: np.zeros(field.shape, field.dtype) for field in layout.fields}
+    for name, array in found.items() if full else ():
+        columns = np.moveaxis(array, column_axis(name), 0)
+        for column in range(DRAWN):
+            columns[column] = column % 2 if array.dtype == bool else column + 1
+    return found
+
+
+@pytest.mark.parametrize("layout", [DRAWS, DRAWN_IMAGES], ids=["small", "images"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_columns_of_a_shard_arrive_and_no_other_column_changes(
+    layout: TrajectoryLayout, encoding: Encoding
+) -> None:
+    here, there = draw(layout, full=True), draw(layout, full=False)
+    sent = decode(encode("up", 1, DrawParts(layout, encoding).of(here, 2, 3))).body
+    DrawParts(layout).write(there, 2, 3, sent)
+    for name, array in here.items():
+        before, after = (np.moveaxis(found, column_axis(name), 0) for found in (array, there[name]))
+        changed = slice(2, 2) if name in AT_SHARD else slice(2, 5)
+        np.testing.assert_array_equal(before[changed], after[changed])
+        assert not after[: changed.start].any()
+        assert not after[changed.stop :].any()
+
+
+def test_priorities_return_to_the_columns_that_they_are_of() -> None:
+    here, there = draw(DRAWS, full=True), draw(DRAWS, full=False)
+    columns = DrawParts(DRAWS)
+    columns.write_priorities(
+        there, 2, 3, decode(encode("down", 1, columns.priorities(here, 2, 3))).body
+    )
+    assert [0.0, 0.0, 3.0, 4.0, 5.0, 0.0] == there.pop("priority").tolist()
+    assert not any(array.any() for array in there.values())
+
+
+@pytest.mark.parametrize(
+    ("first", "items", "changes", "message"),
+    [
+        (-1, 3, {}, "no draw has 3 columns from -1 on"),
+        (4, 3, {}, "no draw has 3 columns from 4 on"),
+        (0, 0, {}, "no draw has 0 columns"),
+        (0, -1, {}, "no draw has -1 columns"),
+        (True, 3, {}, "not numbers"),
+        (0, "3", {}, "not numbers"),
+        (0, 3, {"key": np.zeros(3, np.int64)}, "other fields"),
+        (0, 3, {"version": np.zeros(2, np.int64)}, "shape"),
+        (0, 3, {"version": np.zeros(3, np.float64)}, "data type"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(
+    first: Any, items: Any, changes: dict[str, Any], message: str
+) -> None:
+    columns = DrawParts(DRAWS)
+    sent = columns.of(draw(DRAWS, full=True), 0, 3)
+    with pytest.raises(MalformedMessageError, match=message):
+        columns.write(draw(DRAWS, full=False), first, items, {**sent, **changes})
+
+
+@pytest.mark.parametrize(
+    "arrays", [None, {}, {"priority": 3}, {"priority": np.zeros(2, np.float32)}]
+)
+def test_priorities_that_do_not_fit_are_refused(arrays: object) -> None:
+    with pytest.raises(MalformedMessageError):
+        DrawParts(DRAWS).write_priorities(draw(DRAWS, full=False), 0, 3, arrays)

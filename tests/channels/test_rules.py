@@ -95,8 +95,9 @@ LISTENERS = {
     "server/run/server.py": {"listener.listen", "loop.create_server"},
     "envs/server.py": {"TcpListener"},
     "hosts/gateway.py": {"TcpListener"},
+    "channels/direct.py": {"TcpListener"},
 }
-"""Modules that listen, and how. The last two require keys off loopback."""
+"""Modules that listen, and how. The last three require keys off loopback."""
 LISTENING = {"listen", "create_server", "start_server", "start_unix_server", "TcpListener"}
 TO_OTHERS = {"client.listen", "listen"}
 """Functions with such a name that do not listen: they read the events of a server."""

@@ -95,6 +95,42 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Services:
     return made
 
 
+NODE = {
+    "name": "far",
+    "up": True,
+    "ready": True,
+    "cores": 4,
+    "hosts": 2,
+    "shards": [],
+    "round_trip_s": 0.002,
+    "weights_lag": 1,
+    "received_bytes": {"trajectories": 2000},
+    "sent_bytes": {"weights": 3000},
+    "direct_received_bytes": 0,
+    "direct_sent_bytes": 0,
+}
+
+
+def test_nodes_shows_replay_shards_and_direct_links_where_there_are_some(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(client, "find", lambda *_: replace(services.own, run="a"))
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(client, "request", lambda *_: {"nodes": found})
+    assert "a has no nodes\n" == run("nodes", "a").stdout
+    found.append(NODE)
+    header, line = run("nodes", "a").stdout.splitlines()
+    assert header.split()[-2:] == ["in", "out"]
+    assert line.split() == ["far", "ready", "4", "2", "2.0", "ms", "1", "2.0", "kB", "3.0", "kB"]
+    store = {"name": "store", "shards": ["replay-0", "replay-1"], "direct_received_bytes": 5000}
+    found.append({**NODE, **store})
+    header, far, line = run("nodes", "a").stdout.splitlines()
+    assert header.endswith("shards  direct in  direct out")
+    assert far.split()[-5:] == ["0", "0", "bytes", "0", "bytes"]
+    assert line.split()[-5:] == ["2", "5.0", "kB", "0", "bytes"]
+
+
 def test_status_shows_what_goes_on_what_waits_and_what_ended_lately(services: Services) -> None:
     services.going = {"going": {"id": "going", "state": "running"}}
     services.runs = [

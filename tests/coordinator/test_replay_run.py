@@ -128,7 +128,7 @@ class ReplayWorld(PlainWorld):
 
 class Port:
     def __init__(self, asked: list[ShardRequest]) -> None:
-        self.ask = asked.append
+        self.ask, self.place = asked.append, ""
 
 
 @pytest.fixture(autouse=True)

@@ -380,7 +380,7 @@ def test_a_node_that_cannot_make_the_environment_is_refused_with_the_reason(
     node = asyncio.run(scenario())
     assert node.process.returncode == 2
     assert "No module named 'only_on_the_head'" in node.output
-    assert "a node cannot make the environment" in caplog.text
+    assert "a node cannot take part" in caplog.text
 
 
 def counted(live: LiveRun, network: Mapping[str, Machine]) -> dict[str, tuple[float, ...]]:

@@ -12,6 +12,7 @@ from tianflow.channels.memory import heap_arena
 from tianflow.coordinator.counters import ActiveClock
 from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
+from tianflow.errors import TianflowError
 from tianflow.exchange.exchange import PAUSED, Exchange
 from tianflow.ledger.ledger import Ledger
 
@@ -79,6 +80,22 @@ async def test_a_paused_run_does_not_look_at_its_clock_again_and_again() -> None
     assert 1 == stage.stragglers
     assert batch is not None
     stage.exchange.close()
+
+
+async def test_a_trajectory_that_the_learner_could_not_read_breaks_a_rule() -> None:
+    """Without replay, all trajectories have to lie on the head."""
+    ledger = Ledger(limits=Limits(batch=1, max_staleness=1, credits=4), slots=4)
+    exchange = Exchange(ledger=ledger, arena=heap_arena(small_layout(), 4))
+    exchange.open_lineage(Version(1, 0))
+    grants: list[Grant | None] = []
+    exchange.request_grant("a", grants.append)
+    (grant,) = grants
+    assert grant is not None
+    assert "" == grant.place
+    exchange.begin(grant.ticket, grant.version)
+    with pytest.raises(TianflowError, match="the learner cannot read a trajectory at 'b'"):
+        exchange.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), "b")
+    exchange.close()
 
 
 @pytest.mark.parametrize("paused_first", [True, False])

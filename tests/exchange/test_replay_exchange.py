@@ -602,6 +602,101 @@ def test_a_shard_lost_while_it_stores_costs_those_trajectories_and_its_items() -
     world.sound()
 
 
+# Shards on other machines
+# --------------------------------------------------------------------------------------------------
+
+
+def placed(*places: str) -> World:
+    """A world with a shard at each of ``places``."""
+    world = World(shards=len(places), opened=False)
+    world.learner()
+    for index, place in enumerate(places):
+        world.open(index, place=place).work()
+    return world
+
+
+def stores(shard: FakeShard) -> list[tuple[int, str]]:
+    """(ticket, place) of the trajectories that a shard was asked to store."""
+    return [
+        (request.ticket, request.place)
+        for request in shard.seen
+        if isinstance(request, StoreTrajectory)
+    ]
+
+
+def test_a_grant_names_the_machine_of_the_shard_and_the_shard_hears_where_the_data_lie() -> None:
+    world = placed("a", "")
+    assert ["a", ""] == [world.begun(actor).place for actor in range(2)]
+    first, second = world.committed(actor=0), world.committed(actor=1)
+    assert [(first.ticket, "a")] == stores(world.shards[0])
+    assert [(second.ticket, "")] == stores(world.shards[1])
+    world.work()
+    assert 2 == world.ledger.snapshot().inserted
+    world.sound()
+
+
+def test_what_lies_on_the_head_goes_to_a_shard_anywhere() -> None:
+    world = placed("a", "b")
+    grant = world.begun(actor=1)
+    assert "b" == grant.place
+    world.commit(grant, place="")
+    assert [(grant.ticket, "")] == stores(world.shards[1])
+
+
+def test_what_lies_on_a_machine_goes_to_another_shard_of_it_when_its_own_is_down() -> None:
+    world = placed("a", "a", "b")
+    grant = world.begun(actor=0)
+    world.lose(0)
+    world.commit(grant)
+    assert [(grant.ticket, "a")] == stores(world.shards[1])
+    assert "a" == world.begun(actor=0).place
+
+
+def test_what_lies_on_a_machine_without_shards_is_dropped() -> None:
+    """Its shard has another machine now, and nothing reads those data."""
+    world = placed("a", "b")
+    grant = world.begun(actor=0)
+    world.lose(0)
+    world.open(0, place="b").work()
+    world.commit(grant)
+    assert {"shard_lost": 1} == world.dropped
+    assert [[], []] == [stores(shard) for shard in world.shards.values()]
+    world.sound()
+
+
+def test_what_lies_on_the_head_waits_for_a_shard_and_what_lies_elsewhere_does_not() -> None:
+    world = placed("a")
+    there, here = world.begun(), world.begun()
+    world.lose(0)
+    world.commit(there)
+    world.commit(here, place="")
+    assert {"shard_lost": 1} == world.dropped
+    assert 1 == world.ledger.snapshot().queue
+    world.open(0)
+    world.work()
+    assert 1 == world.ledger.snapshot().inserted
+    world.sound()
+
+
+def test_a_lost_machine_costs_what_its_shards_store_and_what_waits_for_them() -> None:
+    """The limiter had no room for the second one."""
+    world = World(shards=1, limits=TIGHT, opened=False)
+    world.learner()
+    world.open(0, place="a").work()
+    grants = [world.committed() for _ in range(4)]
+    asked = len(stores(world.shards[0]))
+    assert 0 < asked < len(grants)
+    world.lose(0)
+    assert {"shard_lost": len(grants)} == world.dropped
+    world.sound()
+
+
+def test_without_a_shard_the_head_is_the_place() -> None:
+    world = placed("a")
+    world.lose(0)
+    assert "" == world.begun().place
+
+
 def test_steps_stored_by_a_lost_shard_still_count() -> None:
     world = World(shards=2)
     exchange = world.exchange
@@ -998,6 +1093,7 @@ class Chaos:
         self.ahead = 0
         self.alive = True
         self.done = 0
+        self.places = ("",) if seed % 4 < 2 else ("", "a", "b")
 
     def limits(self) -> RateLimits:
         spi, buffer = self.random.choice([0.25, 1.0, 4.0]), self.random.choice([0.0, 50.0])
@@ -1020,7 +1116,8 @@ class Chaos:
                 self.begun.append(grant)
         elif odds < 0.45 and self.begun:
             grant = self.begun.pop(self.random.randrange(len(self.begun)))
-            world.commit(grant, self.random.randint(1, STEPS))
+            place = "" if self.random.random() < 0.2 else grant.place
+            world.commit(grant, self.random.randint(1, STEPS), place)
         elif odds < 0.75 and world.shards:
             shard = self.random.choice(list(world.shards.values()))
             if self.random.random() < 0.5:
@@ -1062,7 +1159,7 @@ class Chaos:
             old = world.lose(index)
             old.work(min(1, len(old.asked)))  # too late
         elif kind == "shard":
-            world.open(index)
+            world.open(index, place=self.random.choice(self.places))
         elif kind == "learner" and self.alive and self.random.random() < 0.3:
             world.lose_learner()
             self.alive, self.pulling, self.held = False, False, []

@@ -46,6 +46,7 @@ class Form(Protocol):
     """A coordinator's way to a shard, the shard's end, and how what was said arrives."""
 
     end: ShardEnd
+    place: str
 
     def ask(self, request: ShardRequest) -> None: ...
     async def quiet(self) -> None: ...
@@ -53,6 +54,8 @@ class Form(Protocol):
 
 
 class InMemory:
+    place = ""
+
     def __init__(self, answer: Callable[[ShardAnswer], None]) -> None:
         self.end = ShardEnd(slots=heap_arena(LAYOUT, 2), draws=heap_arena(DRAWS, 2), answer=answer)
         self.ask = self.end.ask
@@ -63,6 +66,8 @@ class InMemory:
 
 
 class OverLink:
+    place = ""
+
     def __init__(self, answer: Callable[[ShardAnswer], None]) -> None:
         ours, theirs = socket_pair()
         self.link = Link(end=ours, handle=answer, closed=lambda: None)  # type: ignore[arg-type]  # a shard sends answers

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tests.support.fuzz_frames import descriptors, memory
 from tests.support.hostile_frames import A_TURN, BOMBS, GROWTH, TIMEOUT_S, Frames, fuzz, messages
+from tests.support.replay_exchange_worlds import DRAWN, DRAWS
 from tests.support.worlds import small_layout
 from tianflow.channels.arena import (
     MOST_PLACES,
@@ -29,7 +30,8 @@ from tianflow.channels.arena import (
     place_of,
     row_of,
 )
-from tianflow.channels.frames import Message, encode
+from tianflow.channels.attachments import Attachments, DrawParts
+from tianflow.channels.frames import Message, encode, nbytes
 from tianflow.channels.keys import Keys
 from tianflow.channels.link import Link, socket_pair
 from tianflow.channels.messages import (
@@ -40,6 +42,7 @@ from tianflow.channels.messages import (
     NodeArrived,
     NodeDisconnected,
     NodeSent,
+    NodeTraffic,
     RefuseNode,
     SendToNode,
     SendWeights,
@@ -48,7 +51,7 @@ from tianflow.channels.messages import (
 from tianflow.channels.shm import SharedMemory, SharedTransport, SharedWeights
 from tianflow.channels.tcp import TcpConnection, new_context
 from tianflow.core.layout import written_rows
-from tianflow.core.payloads import MOST_ROWS, Version
+from tianflow.core.payloads import MOST_ROWS, Prioritise, StoreTrajectory, Version
 from tianflow.errors import TianflowError
 from tianflow.hosts import gateway as gateways
 from tianflow.hosts.gateway import Gateway
@@ -79,8 +82,15 @@ class Client:
     def kinds(self) -> list[str]:
         return [message.kind for message in self.received]
 
-    def up(self, number: int, body: bytes = b"m", attachments: list[Any] | None = None) -> None:
-        self.send("up", number, [0, np.frombuffer(body, np.uint8), attachments or []])
+    def up(
+        self,
+        number: int,
+        body: bytes = b"m",
+        trajectories: Sequence[Any] = (),
+        columns: Sequence[Any] = (),
+    ) -> None:
+        sent = [0, np.frombuffer(body, np.uint8), list(trajectories), list(columns)]
+        self.send("up", number, sent)
 
 
 class World:
@@ -90,16 +100,21 @@ class World:
         self.keys = keys
         layout = small_layout(request_noise=2) if servers else LAYOUT
         bells = servers + 1 if servers else 0
-        self.slots = SharedTransport(layout=layout, capacity=SLOTS, bells=bells)
+        self.slots = SharedTransport(
+            layout=layout, capacity=SLOTS, draws=DRAWS, draw_slots=2, bells=bells
+        )
         self.slots.add_slots(SLOTS)
         memory = SharedMemory.attach(self.slots.weights, SharedWeights.nbytes_for(FLAT))
         self.weights = SharedWeights(memory=memory, nbytes=FLAT)
         self.received: list[Any] = []
         ours, theirs = socket_pair()
         self.link = Link(end=ours, handle=self.received.append, closed=lambda: None)
-        start = StartGateway("tcp://127.0.0.1:*", {} if keys is None else keys.texts, layout)
+        texts = {} if keys is None else keys.texts
+        start = StartGateway("tcp://127.0.0.1:*", texts, layout, DRAWS, "stacks")
+        assert self.slots._draws is not None
+        draws = self.slots._draws.memory.fd
         self.gateway = Gateway(
-            start, theirs, self.slots.slots, self.slots.weights, self.slots.bells
+            start, theirs, self.slots.slots, self.slots.weights, self.slots.bells, draws=draws
         )
         self.context = new_context()
         self.clients: list[Client] = []
@@ -145,6 +160,11 @@ class World:
     def beats(self) -> list[int]:
         """What nodes that are alive have received, as they say."""
         return [m.received for m in self.received if isinstance(m, NodeSent) and not m.number]
+
+    def traffic(self) -> dict[str, int]:
+        """Bytes that nodes were sent, by kind, as last reported."""
+        reports = [m for m in self.received if isinstance(m, NodeTraffic)]
+        return dict(reports[-1].sent) if reports else {}
 
     def sent(self) -> list[NodeSent]:
         """Numbered messages that reached the coordinator."""
@@ -383,10 +403,10 @@ def test_a_trajectory_that_does_not_fit_closes_the_connection(
 @pytest.mark.parametrize(
     ("kind", "number", "body"),
     [
-        ("up", 3, [0, np.zeros(1, np.uint8), []]),
+        ("up", 3, [0, np.zeros(1, np.uint8), [], []]),
         ("up", 1, None),
-        ("up", 1, [0, b"bytes", []]),
-        ("up", 1, [0, np.zeros(1, np.uint8), [[]]]),
+        ("up", 1, [0, b"bytes", [], []]),
+        ("up", 1, [0, np.zeros(1, np.uint8), [[]], []]),
         ("beat", 0, [0, [[0, 1]], 0.0]),
         ("beat", 0, [0, [["a", 1, 1]], 0.0]),
         ("stored", 0, ["a", 1]),
@@ -407,7 +427,7 @@ def test_a_malformed_message_of_a_node_closes_its_connection_only(
 
 @pytest.mark.parametrize(
     ("kind", "body"),
-    [("up", [0, np.zeros(1, np.uint8), []]), ("hello", None), ("hello", {"a": np.ones(3)})],
+    [("up", [0, np.zeros(1, np.uint8), [], []]), ("hello", None), ("hello", {"a": np.ones(3)})],
 )
 def test_a_stranger_that_does_not_introduce_itself_is_closed(kind: str, body: object) -> None:
     async def scenario(world: World) -> None:
@@ -422,8 +442,8 @@ def test_a_stranger_that_does_not_introduce_itself_is_closed(kind: str, body: ob
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        ("up", [True, np.zeros(1, np.uint8), []]),
-        ("up", [0, np.zeros(16 * 1024**2 + 1, np.uint8), []]),
+        ("up", [True, np.zeros(1, np.uint8), [], []]),
+        ("up", [0, np.zeros(16 * 1024**2 + 1, np.uint8), [], []]),
         ("stored", [True, 1]),
         ("beat", [False, [], 0.0]),
         ("beat", [0, [[1.0, 1, 1]], 0.0]),
@@ -478,6 +498,104 @@ def test_a_bomb_closes_its_connection_and_costs_no_memory(bomb: Frames) -> None:
     play(scenario)
 
 
+# Replay shards on nodes
+# --------------------------------------------------------------------------------------------------
+
+COLUMNS = DrawParts(DRAWS)
+
+
+def drawn(world: World, value: float) -> dict[str, Any]:
+    """Columns of a draw, all of ``value``."""
+    assert world.slots.draws is not None
+    views = {name: np.full_like(a, value) for name, a in world.slots.draws.views(0).items()}
+    return COLUMNS.of(views, 1, 3)
+
+
+def test_drawn_columns_lie_in_their_slot_before_the_coordinator_hears_of_them() -> None:
+    async def scenario(world: World) -> None:
+        draws = world.slots.draws
+        assert draws is not None
+        client, seen = await world.join(), list[list[float]]()
+        world.link._handle = lambda message: (
+            seen.append(draws.views(1)["probability"].tolist()),
+            world.received.append(message),
+        )
+        client.up(1, b"drawn", columns=[[1, 1, 3, drawn(world, 5)]])
+        await world.until("it is heard", world.sent)
+        assert seen[-1] == [0.0, 5.0, 5.0, 5.0, *[0.0] * (DRAWN - 4)]
+        assert draws.views(1)["obs/"][:, 1:4].min() == draws.views(1)["obs/"].max() == 5.0
+        assert not draws.views(1)["obs/"][:, 4:].any()
+        counted = [m for m in await world.got(NodeTraffic, 2) if m.received][-1].received
+        assert counted["draws"] == nbytes(drawn(world, 5))
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        lambda world: [2, 1, 3, drawn(world, 5)],
+        lambda world: [-1, 1, 3, drawn(world, 5)],
+        lambda world: [True, 1, 3, drawn(world, 5)],
+        lambda world: ["a", 1, 3, drawn(world, 5)],
+        lambda _: [1, 1, 3, None],
+        lambda _: [1, 1, 3, {}],
+        lambda world: [1, DRAWN - 2, 3, drawn(world, 5)],
+        lambda world: [1, 1, 4, drawn(world, 5)],
+        lambda world: [1, True, 3, drawn(world, 5)],
+        lambda world: [1, 1, 3, {**drawn(world, 5), "key": np.zeros(3, np.int64)}],
+        lambda _: [1],
+        lambda _: 3,
+    ],
+)
+def test_columns_that_do_not_fit_close_the_connection(columns: Callable[[World], Any]) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.join()
+        client.up(1, b"a", columns=[columns(world)])
+        await world.until("it is closed", lambda: client.lost is not None)
+        assert world.sent() == []
+        await world.works()
+
+    play(scenario)
+
+
+def test_data_of_slots_go_with_the_message_that_is_about_them() -> None:
+    async def scenario(world: World) -> None:
+        draws = world.slots.draws
+        assert draws is not None
+        client = await world.join()
+        for name, array in world.trajectory(3, 7).items():
+            world.slots.arena.views(2)[name][: len(array)] = array
+        draws.views(1)["priority"][:] = np.arange(DRAWN)
+        world.link.send(SendToNode("n", 1, 0, b"store", StoreTrajectory(9, 2, 3)))
+        world.link.send(SendToNode("n", 2, 0, b"pri", prioritise=Prioritise(4, 1, 2, 3)))
+        world.link.send(SendToNode("n", 3, 0, b"else"))
+
+        def downs() -> list[Message]:
+            return [message for message in client.received if message.kind == "down"]
+
+        await world.until("all are there", lambda: len(downs()) == 3)
+        stored, prioritised, other = (message.body for message in downs())
+        assert (b"store", []) == (stored[1].tobytes(), stored[3])
+        ((ticket, slot, length, arrays),) = stored[2]
+        assert (9, 2, 3) == (ticket, slot, length)
+        there = {name: np.zeros_like(array) for name, array in world.slots.arena.views(2).items()}
+        Attachments(LAYOUT).write(there, 3, arrays)
+        np.testing.assert_array_equal(there["reward"], world.slots.arena.views(2)["reward"])
+        assert 7.0 == there["reward"][2, 0]
+        assert (b"pri", []) == (prioritised[1].tobytes(), prioritised[2])
+        ((slot, first, items, arrays),) = prioritised[3]
+        assert (1, 2, 3, [2.0, 3.0, 4.0]) == (slot, first, items, arrays["priority"].tolist())
+        assert (b"else", [], []) == (other[1].tobytes(), other[2], other[3])
+        await world.until(
+            "its bytes are reported",
+            lambda: {"trajectories", "priorities", "messages"} <= world.traffic().keys(),
+        )
+        assert world.traffic()["trajectories"] > nbytes(stored[2][0][3])
+
+    play(scenario)
+
+
 def honest(world: World) -> list[tuple[str, int, object]]:
     """What nodes send."""
     asked = (9 * MOST_ROWS + 2) * MOST_PLACES + 1
@@ -485,8 +603,9 @@ def honest(world: World) -> list[tuple[str, int, object]]:
     trajectory = [1, 3, world.trajectory(3, 5)]
     return [
         ("hello", 0, hello),
-        ("up", 1, [0, np.frombuffer(b"message", np.uint8), [trajectory]]),
-        ("up", 2, [0, np.zeros(2000, np.uint8), []]),
+        ("up", 1, [0, np.frombuffer(b"message", np.uint8), [trajectory], []]),
+        ("up", 2, [0, np.zeros(2000, np.uint8), [], []]),
+        ("up", 1, [0, np.frombuffer(b"drawn", np.uint8), [], [[1, 1, 3, drawn(world, 5)]]]),
         ("beat", 0, [0, [[2, 41, 3]], 0.5]),
         ("stored", 0, [0, 1]),
         ("ask", 0, [[1, asked, a_request(world, 1, 3)]]),

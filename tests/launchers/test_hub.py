@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -17,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.hostile_frames import A_TURN, TIMEOUT_S, altered, fuzz
-from tests.support.settings import cartpole
+from tests.support.replay_exchange_worlds import DRAWS
+from tests.support.settings import SMALL, cartpole
 from tests.support.worlds import small_layout
 from tianflow import __version__
 from tianflow.channels.latest import LatestCell
@@ -41,6 +43,8 @@ from tianflow.channels.node_messages import (
     NODE_MESSAGES,
     PROTOCOL,
     CloseNode,
+    DirectAddress,
+    DirectTraffic,
     ForkHost,
     FromHost,
     HostForked,
@@ -52,14 +56,31 @@ from tianflow.channels.node_messages import (
     NodeUnable,
     OpenNode,
     RequestCut,
+    SetPlaces,
     SetSlots,
     ToHost,
     pack,
     unpack,
 )
 from tianflow.channels.shm import SharedTransport
-from tianflow.core.payloads import EnvironmentSpec, Grant, Version
-from tianflow.core.program import MOVED, NODE_LEFT, NODE_LOST, ComponentSpec, HostPlan, HostSpec
+from tianflow.config.loading import load_config
+from tianflow.core.payloads import (
+    NO_VERSION,
+    EnvironmentSpec,
+    Grant,
+    Prioritise,
+    StoreTrajectory,
+    Version,
+)
+from tianflow.core.program import (
+    MOVED,
+    NODE_LEFT,
+    NODE_LOST,
+    NODE_ROLES,
+    ComponentSpec,
+    HostPlan,
+    HostSpec,
+)
 from tianflow.errors import RunError
 from tianflow.interfaces import LiveSettings, MessageLink, RunView
 from tianflow.launchers.hub import NodeHub, NodeSeat, python_version
@@ -73,12 +94,22 @@ LEASE_S = 15.0
 class FakeNode:
     """The other end of a node's stream, behind a gateway that only relays."""
 
-    def __init__(self, world: World, name: str, *, cores: int = 1, incarnation: str = "") -> None:
-        self.world, self.name, self.cores = world, name, cores
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        *,
+        cores: int = 1,
+        incarnation: str = "",
+        roles: Sequence[str] = NODE_ROLES,
+    ) -> None:
+        self.world, self.name, self.cores, self.roles = world, name, cores, roles
         self.incarnation = incarnation or f"{name}-1"
         self.connection = name.encode()
         self.received, self.sent = 0, 0
         self.messages: list[Any] = []
+        self.carried: list[Any] = []
+        """Slots whose data came with messages."""
 
     def hello(self, **changes: Any) -> None:
         hello = {
@@ -91,6 +122,7 @@ class FakeNode:
             "before": "",
             "received": self.received,
             "cores": self.cores,
+            "roles": list(self.roles),
             **changes,
         }
         self.world.hub.handle(NodeArrived(self.connection, hello))
@@ -112,6 +144,7 @@ class FakeNode:
         if message.number == self.received + 1:
             self.received = message.number
             self.messages += unpack(message.body)
+            self.carried += [part for part in (message.store, message.prioritise) if part]
 
     def of(self, kind: type[T]) -> list[T]:
         return [message for message in self.messages if isinstance(message, kind)]
@@ -120,11 +153,20 @@ class FakeNode:
 class World:
     """A hub, its gateway, and a run as far as the hub uses it."""
 
-    def __init__(self, *, expect: int = 1) -> None:
+    def __init__(self, *, expect: int = 1, replay: str = "", keep_replay: bool = False) -> None:
+        """``replay``: with replay shards there (``cluster.replay``)."""
         config = cartpole()
+        if replay:
+            sections = {
+                "algorithm": {"name": "dqn"},
+                "cluster": {"replay": replay},
+                "checkpoint": {"replay": keep_replay},
+            }
+            config = load_config({**SMALL, **sections})
         spec = require_valid(config).spec
         assert spec is not None
-        self.slots = SharedTransport(layout=small_layout(), capacity=8)
+        draws = DRAWS if replay else None
+        self.slots = SharedTransport(layout=small_layout(), capacity=8, draws=draws, draw_slots=2)
         self.slots.add_slots(4)
         self.late = set[str]()
         self.ledger = SimpleNamespace(
@@ -136,6 +178,7 @@ class World:
             settings=LatestCell(LiveSettings(config, 1, paused=False, hold_learner=False), 0),
             exchange=SimpleNamespace(ledger=self.ledger, on_settled=self.settled.append),
             spec=cast("EnvironmentSpec", spec),
+            directory=Path("/runs/r"),
         )
         self.hub = NodeHub(
             run=cast("RunView", self.run), slots=self.slots, expect=expect, lease_s=LEASE_S
@@ -152,8 +195,8 @@ class World:
         if isinstance(message, SendToNode) and message.name in self.nodes:
             self.nodes[message.name].hears(message)
 
-    def node(self, name: str, *, cores: int = 1, incarnation: str = "") -> FakeNode:
-        self.nodes[name] = FakeNode(self, name, cores=cores, incarnation=incarnation)
+    def node(self, name: str, **properties: Any) -> FakeNode:
+        self.nodes[name] = FakeNode(self, name, **properties)
         return self.nodes[name]
 
     async def turn(self) -> None:
@@ -165,7 +208,9 @@ class World:
 
     async def starts(self, host: str) -> tuple[NodeSeat, asyncio.Task[Any]]:
         """A host that is being started, on the node that the hub picks."""
-        seat = await self.hub.place(host)
+        placed = await (self.hub.place_shard if "replay" in host else self.hub.place)(host)
+        assert placed is not None
+        seat = placed
         starting = asyncio.create_task(seat.start(host, b"payload", ()))
         await self.turn()
         return seat, starting
@@ -218,6 +263,12 @@ def test_a_node_gets_what_it_needs_first() -> None:
         ({"name": ""}, "'' is not a name of a node"),
         ({"name": "a\x1b[2J"}, "'a\\x1b[2J' is not a name of a node"),
         ({"name": "a" * 65}, "is not a name of a node"),
+        ({"incarnation": ""}, "its incarnation has no name"),
+        ({"roles": []}, "its roles are []; accepted: actors, replay"),
+        ({"roles": ["actors", "learner"]}, "its roles are ['actors', 'learner']; accepted: actors"),
+        ({"roles": [3]}, "3 is not of type str"),
+        ({"roles": "actors"}, "'actors' is not of type list"),
+        ({"roles": ["replay"]}, "no node offers the role 'actors', and the run has the 1 nodes"),
     ],
 )
 def test_a_process_that_does_not_fit_is_refused_with_the_reason(
@@ -362,6 +413,8 @@ def test_a_message_that_its_host_may_not_send_is_reported_with_the_error() -> No
 
 NODE_SAYS: list[Any] = [
     NodeReady(),
+    NodeReady("tcp://10.0.0.1:5", "0" * 40),
+    DirectTraffic(1, 2, 3, {"stranger": 1}),
     NodeLeaves(),
     NodeUnable("no module my"),
     HostForked(1, 77),
@@ -379,6 +432,8 @@ NODE_SAYS: list[Any] = [
         b"\x81\x90\x01",
         pack([CloseNode()]),
         pack([NodeReady()])[:-1],
+        pack([NodeReady("tcp://10.0.0.1:5", "too short")]),
+        pack([NodeReady("10.0.0.1:5", "0" * 40)]),
     ],
 )
 def test_a_message_that_a_node_may_not_send_loses_the_node_and_is_counted(body: bytes) -> None:
@@ -636,6 +691,238 @@ def test_a_host_that_cannot_be_forked_is_an_error_with_the_name_of_its_node() ->
         node.says(HostRefused(node.of(ForkHost)[0].number, "too many processes"))
         with pytest.raises(RunError, match="node 'n': too many processes"):
             await starting
+
+    play(scenario)
+
+
+# Replay shards
+# --------------------------------------------------------------------------------------------------
+
+ACTORS, REPLAY = ("actors",), ("replay",)
+KEY = "0" * 40
+ADDRESS = "tcp://10.0.0.1:5"
+
+
+async def a_shards_node(world: World, name: str, **properties: Any) -> FakeNode:
+    node = world.node(name, **{"roles": REPLAY, **properties})
+    node.hello()
+    await world.turn()
+    node.says(NodeReady(ADDRESS, KEY))
+    await world.turn()
+    return node
+
+
+def test_shards_belong_on_the_head_unless_the_settings_say_otherwise() -> None:
+    async def scenario(world: World) -> None:
+        await world.node("n").joins()
+        assert await world.hub.place_shard("replay-0") is None
+        (opened,) = world.nodes["n"].of(OpenNode)
+        assert (opened.draws, opened.draw_slots) == (None, 0)
+
+    play(scenario, replay="head")
+
+
+def test_shards_are_spread_over_the_nodes_that_offer_the_role() -> None:
+    async def scenario(world: World) -> None:
+        await a_shards_node(world, "a")
+        await a_shards_node(world, "b", cores=4, roles=("actors", "replay"))
+        await world.node("c", cores=8, roles=ACTORS).joins()
+        seats = [await world.hub.place_shard(f"replay-{index}") for index in range(4)]
+        assert ["a", "a", "b", "b"] == sorted(seat.node for seat in seats if seat is not None)
+        assert [True] * 4 == [seat.has_draws for seat in seats if seat is not None]
+        assert {"a": (), "b": ACTORS, "c": ACTORS} == {
+            name: tuple(role for role in node.roles if role == "actors")
+            for name, node in world.hub.statistics().items()
+        }
+        found = world.hub.statistics()
+        assert {2} == {len(found[name].shards) for name in "ab"}
+        assert () == found["c"].shards
+
+    play(scenario, replay="nodes", expect=3)
+
+
+def test_actors_go_to_nodes_that_offer_their_role_only() -> None:
+    async def scenario(world: World) -> None:
+        await a_shards_node(world, "a", cores=8)
+        await world.node("b", roles=ACTORS).joins()
+        seats = [await world.hub.place(f"actors-{index}") for index in range(3)]
+        assert ["b", "b", "b"] == [seat.node for seat in seats]
+        assert not any(seat.has_draws for seat in seats)
+        world.hub.changed()
+        assert ["", "", ""] == [seat.process.cause for seat in seats]
+
+    play(scenario, replay="nodes", expect=2)
+
+
+def test_only_nodes_that_may_get_shards_have_slots_of_draws() -> None:
+    async def scenario(world: World) -> None:
+        shards, actors = await a_shards_node(world, "a"), world.node("b", roles=ACTORS)
+        await actors.joins()
+        await world.turn()
+        (opened,) = shards.of(OpenNode)
+        assert (opened.draws, opened.draw_slots, opened.directory) == (DRAWS, 2, "")
+        (opened,) = actors.of(OpenNode)
+        assert (opened.draws, opened.draw_slots, opened.directory) == (None, 0, "")
+
+    play(scenario, replay="nodes", expect=2)
+
+
+def test_a_node_of_shards_that_are_saved_hears_where() -> None:
+    async def scenario(world: World) -> None:
+        shards = await a_shards_node(world, "a")
+        assert ["/runs/r"] == [opened.directory for opened in shards.of(OpenNode)]
+
+    play(scenario, replay="nodes", expect=2, keep_replay=True)
+
+
+@pytest.mark.parametrize("missing", ["actors", "replay"])
+def test_a_run_does_not_begin_without_a_node_for_each_role(missing: str) -> None:
+    """The node that would be the last one is refused, and the run waits for another."""
+    other = REPLAY if missing == "actors" else ACTORS
+
+    async def scenario(world: World) -> None:
+        first = world.node("a", roles=other)
+        await first.joins()
+        world.node("b", roles=other).hello()
+        (refused,) = world.of(RefuseNode)
+        assert f"no node offers the role {missing!r}" in refused.reason
+        assert "the 2 nodes of cluster.expect" in refused.reason
+        assert ('set cluster.replay = "head"' in refused.reason) == (missing == "replay")
+        assert (world.hub.refused, refused.again) == (1, False)
+        await world.node("c", roles=(missing,)).joins()
+        assert world.hub.statistics()["c"].ready
+        await world.node("d", roles=other).joins()
+        assert world.hub.statistics()["d"].ready
+
+    play(scenario, replay="nodes", expect=2)
+
+
+def test_a_shard_waits_for_the_first_nodes_and_later_for_none() -> None:
+    async def scenario(world: World) -> None:
+        placing = asyncio.create_task(world.hub.place_shard("replay-0"))
+        await world.turn()
+        assert not placing.done()
+        await world.node("b", roles=ACTORS).joins()
+        await a_shards_node(world, "a")
+        seat = await placing
+        assert seat is not None
+        assert "a" == seat.node
+        world.hub.handle(NodeDisconnected("a", b"a"))
+        assert await world.hub.place_shard("replay-0") is None
+
+    play(scenario, replay="nodes", expect=2)
+
+
+def test_a_shard_starts_without_weights_and_stays_where_it_is() -> None:
+    """It would lose its items, and it has no use for weights."""
+
+    async def scenario(world: World) -> None:
+        world.ledger.published = Version(1, 3)
+        first = await a_shards_node(world, "a", roles=("actors", "replay"))
+        seats = [(await world.starts(f"replay-{index}"))[0] for index in range(3)]
+        seats.append((await world.starts("actors-0"))[0])
+        assert [NO_VERSION] * 3 + [Version(1, 3)] == [fork.version for fork in first.of(ForkHost)]
+        await world.node("b", cores=4).joins()
+        assert ["", "", "", MOVED] == [seat.process.cause for seat in seats]
+
+    play(scenario, replay="nodes")
+
+
+async def a_shard(world: World) -> tuple[FakeNode, NodeSeat, MessageLink]:
+    node = await a_shards_node(world, "a", roles=("actors", "replay"))
+    seat = await a_started_host(world, "replay-0")
+    link = seat.connect().open_link(handle=lambda _: None, closed=lambda: None, failed=pytest.fail)
+    return node, seat, link
+
+
+def test_data_on_the_head_go_with_the_request_to_store_them_and_priorities_with_theirs() -> None:
+    async def scenario(world: World) -> None:
+        node, seat, link = await a_shard(world)
+        assert node.incarnation == seat.process.place
+        here, there = StoreTrajectory(7, 2, 4, ""), StoreTrajectory(8, 3, 4, node.incarnation)
+        priorities = Prioritise(1, 0, 3, 2)
+        for message in (there, here, priorities):
+            link.send(message)
+        await world.turn()
+        assert [here, priorities] == node.carried
+        assert ["StoreTrajectory", "StoreTrajectory", "Prioritise"] == [
+            relayed.message[0] for relayed in node.of(ToHost)
+        ]
+        carrying = [sent for sent in world.of(SendToNode) if sent.store or sent.prioritise]
+        assert [1, 1] == [len(unpack(sent.body)[-1:]) for sent in carrying]
+
+    play(scenario, replay="nodes")
+
+
+def test_data_of_a_slot_are_sent_again_with_their_message() -> None:
+    async def scenario(world: World) -> None:
+        node, _, link = await a_shard(world)
+        node.acknowledges()
+        world.hub.handle(NodeDisconnected("a", b"a"))
+        link.send(StoreTrajectory(7, 2, 4, ""))
+        await world.turn()
+        assert [] == node.carried
+        node.hello()
+        await world.turn()
+        assert [StoreTrajectory(7, 2, 4, "")] == node.carried
+
+    play(scenario, replay="nodes")
+
+
+def test_all_nodes_hear_where_to_send_trajectories_and_when_no_more() -> None:
+    async def scenario(world: World) -> None:
+        early = await world.node("b", roles=ACTORS).joins()
+        shards = await a_shards_node(world, "a")
+        places = {shards.incarnation: DirectAddress("a", ADDRESS, KEY)}
+        assert [SetPlaces(places)] == early.of(SetPlaces)
+        late = await world.node("c", roles=ACTORS).joins()
+        await world.turn()
+        assert [SetPlaces(places)] == late.of(SetPlaces)
+        world.hub.handle(NodeDisconnected("a", b"a"))
+        await world.turn()
+        assert [SetPlaces(places)] == early.of(SetPlaces)
+        world.hub.handle(NodeSent("a", shards.sent + 1, shards.received, b"\xc1"))
+        await world.turn()
+        for node in (early, late):
+            assert [SetPlaces(places), SetPlaces({})] == node.of(SetPlaces)
+
+    play(scenario, replay="nodes", expect=2)
+
+
+def test_nothing_more_is_sent_to_a_node_that_leaves() -> None:
+    async def scenario(world: World) -> None:
+        other = await world.node("b", roles=ACTORS).joins()
+        shards = await a_shards_node(world, "a")
+        seat = await a_started_host(world, "replay-0")
+        shards.says(NodeLeaves())
+        await world.turn()
+        assert SetPlaces({}) == other.of(SetPlaces)[-1]
+        assert NODE_LEFT == seat.process.cause
+        assert await world.hub.place_shard("replay-0") is None
+
+    play(scenario, replay="nodes", expect=2)
+
+
+def test_links_between_nodes_are_counted_over_all_incarnations() -> None:
+    async def scenario(world: World) -> None:
+        def counted() -> tuple[Any, ...]:
+            found = world.hub.statistics()["n"]
+            return (
+                found.direct_sent_bytes,
+                found.direct_received_bytes,
+                world.hub.connections,
+            )
+
+        node = await world.node("n").joins()
+        assert (0, 0, 0) == counted()
+        node.says(DirectTraffic(5, 7, 1, {"stranger": 0}))
+        node.says(DirectTraffic(6, 9, 3, {"stranger": 2}))
+        assert (6, 9, 3) == counted()
+        world.hub.handle(NodeDisconnected("n", b"n"))
+        again = await world.node("n", incarnation="another").joins()
+        again.says(DirectTraffic(1, 1, 1, {"stranger": 1}))
+        assert (7, 10, 4) == counted()
+        assert {"stranger": 3} == world.hub.connections_refused
 
     play(scenario)
 

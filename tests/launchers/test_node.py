@@ -5,12 +5,13 @@ to.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import select
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,31 +35,50 @@ from tests.support.hostile_frames import (
     fuzz,
     messages,
 )
+from tests.support.replay_exchange_worlds import DRAWN, DRAWS
 from tests.support.settings import cartpole
 from tests.support.worlds import small_layout
+from tianflow.channels import node_messages
 from tianflow.channels.arena import MOST_PLACES, answer_fields
+from tianflow.channels.attachments import Attachments
 from tianflow.channels.frames import Message, encode
 from tianflow.channels.keys import Keys
-from tianflow.channels.messages import MESSAGES, Granted, PutSettings, Stop
+from tianflow.channels.memory import heap_arena
+from tianflow.channels.messages import (
+    MESSAGES,
+    Commit,
+    Drawn,
+    Granted,
+    PutSettings,
+    RequestGrants,
+    Stop,
+)
 from tianflow.channels.node_messages import (
     NODE_MESSAGES,
     CloseNode,
+    DirectAddress,
     ForkHost,
+    FromHost,
+    HostGone,
     KillHost,
     NodeReady,
+    NodeUnable,
     OpenNode,
     RequestCut,
+    SetPlaces,
     SetSlots,
     ToHost,
     pack,
 )
 from tianflow.channels.shm import SharedTransport
+from tianflow.channels.slot_contents import SlotContents
 from tianflow.channels.tcp import Peer, TcpListener
-from tianflow.cli.node import parse_cores
+from tianflow.cli.node import parse_cores, parse_roles
 from tianflow.config.loading import load_config
-from tianflow.core.payloads import Grant, Version
+from tianflow.core.payloads import DrawPart, Grant, Holdings, Trajectory, Version
 from tianflow.core.process_table import carries, processes
-from tianflow.errors import ConfigError
+from tianflow.core.program import NODE_ROLES
+from tianflow.errors import ConfigError, TianflowError
 from tianflow.interfaces import LiveSettings
 from tianflow.launchers import node as nodes
 from tianflow.launchers.node import Membership, NodeProcess, RefusedNodeError
@@ -69,6 +89,7 @@ from tianflow.planning.validation import require_valid
 from tianflow.rundir.join_file import JoinFile
 
 PATIENCE_S = 20.0
+SMALL_LAYOUT = small_layout()
 MARK = "TIANFLOW_TEST_NODE"
 
 
@@ -318,6 +339,192 @@ def test_hosts_are_not_read_while_too_many_messages_wait(
     asyncio.run(run())
 
 
+# Trajectories for shards on other nodes
+# --------------------------------------------------------------------------------------------------
+
+
+class FakeSender:
+    """Links to other nodes that do nothing by themselves."""
+
+    def __init__(self, *places: str) -> None:
+        self.places = set(places)
+        self.sent: list[tuple[str, tuple[int, int, int], Any]] = []
+        self.done: list[Any] = []
+
+    def reaches(self, place: str) -> bool:
+        return place in self.places
+
+    def send(self, place: str, trajectory: tuple[int, int, int], arrays: Any, done: Any) -> None:
+        self.sent.append((place, trajectory, arrays))
+        self.done.append(done)
+
+    def close(self) -> None: ...
+
+
+class Relaying:
+    """A node in a run, as far as it relays messages of one host. Nothing leaves it."""
+
+    def __init__(self, *places: str) -> None:
+        join = JoinFile("r", "tcp://127.0.0.1:9", None)
+        self.member = Membership(join=join, name="n", cores=1, before="")
+        self.slots, draws = heap_arena(SMALL_LAYOUT, 4), heap_arena(DRAWS, 2)
+        self.slots.slots, draws.slots, self.draws = 4, 2, draws
+        self.sender, self.posted = FakeSender(*places), list[Any]()
+        self.host = nodes._Host(1)
+        member = cast("Any", self.member)
+        member._contents = SlotContents(self.slots, draws, "plain")
+        member._sender, member._hosts = self.sender, {1: self.host}
+        member._post = lambda *found: self.posted.append(found)
+        self.relays: list[Any] = []
+        self.host.link = cast("Any", SimpleNamespace(send=self.relays.append))
+
+    def granted(self, ticket: int, slot: int, place: str) -> None:
+        grant = Grant(ticket, slot, Version(-1, -1), place=place)
+        self.member._to_host(unpacked(ToHost(1, MESSAGES.encode(Granted("actor-0", 0, grant)))))
+
+    def says(self, message: object) -> None:
+        """The host sends ``message``."""
+        values = msgpack.unpackb(msgpack.packb(MESSAGES.encode(message)), strict_map_key=False)
+        self.member._from_host(self.host, values)
+
+    def commits(self, ticket: int, slot: int) -> None:
+        self.says(Commit("actor-0", Trajectory(ticket, slot, 2, 4, Version(0, 1)), ()))
+
+    def messages(self) -> list[Any]:
+        """What was posted: name of the message and place of a commit, with the number of slots
+        whose data go with it.
+        """
+        found = []
+        for message, trajectories, columns in self.posted:
+            name, fields = message.message if isinstance(message, FromHost) else ("", [])
+            where = fields[3] if name == "Commit" else ""
+            carried = len(trajectories), len(columns)
+            found.append((name or type(message).__name__, where, *carried))
+        return found
+
+
+def unpacked(message: object) -> Any:
+    return node_messages.unpack(pack([message]))[0]
+
+
+@contextlib.asynccontextmanager
+async def relaying(*places: str) -> AsyncIterator[Relaying]:
+    world = Relaying(*places)
+    yield world
+    world.member._context.destroy(linger=0)
+
+
+async def test_data_for_another_node_go_there_before_the_head_hears_of_them() -> None:
+    async with relaying("b") as world:
+        world.granted(7, 2, "b")
+        world.slots.views(2)["reward"][:2] = 3.0
+        world.commits(7, 2)
+        world.says(RequestGrants("actor-0", 0, 1))
+        assert [] == world.posted
+        ((place, trajectory, arrays),) = world.sender.sent
+        assert ("b", (7, 2, 2)) == (place, trajectory)
+        assert 3.0 == arrays["reward"].max()
+        world.sender.done[0](True)
+        assert [("Commit", "b", 0, 0), ("RequestGrants", "", 0, 0)] == world.messages()
+        world.says(RequestGrants("actor-0", 0, 1))
+        assert 3 == len(world.posted)
+
+
+async def test_data_that_do_not_arrive_there_go_to_the_head() -> None:
+    async with relaying("b") as world:
+        world.granted(7, 2, "b")
+        world.commits(7, 2)
+        world.sender.done[0](False)
+        assert [("Commit", "", 1, 0)] == world.messages()
+
+
+async def test_messages_of_a_host_leave_in_order_whatever_arrives_first() -> None:
+    async with relaying("b") as world:
+        for ticket, slot in ((7, 2), (8, 3)):
+            world.granted(ticket, slot, "b")
+            world.commits(ticket, slot)
+        world.member._relay(world.host, nodes._Waiting(HostGone(1, 0)))
+        world.sender.done[1](True)
+        assert [] == world.posted
+        world.sender.done[0](False)
+        assert [("Commit", "", 1, 0), ("Commit", "b", 0, 0), ("HostGone", "", 0, 0)] == (
+            world.messages()
+        )
+
+
+async def test_data_for_a_place_that_is_not_reached_go_to_the_head_at_once() -> None:
+    async with relaying() as world:
+        world.granted(7, 2, "b")
+        world.commits(7, 2)
+        assert [("Commit", "", 1, 0)] == world.messages()
+
+
+async def test_data_for_a_shard_of_the_same_node_stay_where_they_are() -> None:
+    async with relaying() as world:
+        cast("Any", world.member)._listener = object()
+        world.granted(7, 2, world.member.incarnation)
+        world.commits(7, 2)
+        assert [("Commit", world.member.incarnation, 0, 0)] == world.messages()
+
+
+async def test_the_place_is_that_of_the_grant() -> None:
+    """A slot may have been granted for another place before."""
+    async with relaying("b") as world:
+        world.granted(7, 2, "b")
+        world.granted(8, 2, "")
+        world.commits(8, 2)
+        world.commits(9, 3)
+        assert [("Commit", "", 1, 0)] * 2 == world.messages()
+        assert [] == world.sender.sent
+
+
+async def test_the_columns_that_a_shard_has_drawn_go_with_its_answer() -> None:
+    async with relaying() as world:
+        for draw, slot in ((4, 1), (5, 0)):
+            request = DrawPart(draw, slot, 2, 3, 0)
+            world.member._to_host(unpacked(ToHost(1, MESSAGES.encode(request))))
+        world.draws.views(1)["version"][:] = np.arange(DRAWN)
+        world.says(Drawn(5, 0, Holdings()))
+        world.says(Drawn(4, 3, Holdings()))
+        assert [("Drawn", "", 0, 0), ("Drawn", "", 0, 1)] == world.messages()
+        ((slot, first, items, arrays),) = world.posted[1][2]
+        assert (1, 2, 3, [2, 3, 4]) == (slot, first, items, arrays["version"].tolist())
+        assert {} == world.host.drawing
+        assert ["DrawPart", "DrawPart"] == [name for name, _ in world.relays]
+
+
+def test_a_node_sees_the_run_if_the_join_file_there_is_its_own(tmp_path: Path) -> None:
+    keys = Keys.generate()
+    JoinFile("r", "tcp://10.0.0.1:9", keys).write(tmp_path / "join.toml")
+    own = JoinFile.read(tmp_path / "join.toml")
+    assert nodes.sees_run(tmp_path, replace(own, address="tcp://127.0.0.1:8"))
+    assert not nodes.sees_run(tmp_path, replace(own, run="q"))
+    assert not nodes.sees_run(tmp_path, replace(own, keys=None))
+    assert not nodes.sees_run(tmp_path, replace(own, keys=Keys.generate()))
+    assert not nodes.sees_run(tmp_path / "elsewhere", own)
+
+
+def test_a_node_listens_at_its_address_on_the_way_to_the_head() -> None:
+    assert "127.0.0.1" == nodes.own_host("tcp://127.0.0.1:9")
+    assert "127.0.0.1" == nodes.own_host("tcp://localhost:9")
+    with pytest.raises(TianflowError, match="there is no route to tcp://no-such-host.invalid:9"):
+        nodes.own_host("tcp://no-such-host.invalid:9")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("actors", ["actors"]), ("replay,actors", ["actors", "replay"]), (" replay ", ["replay"])],
+)
+def test_roles_are_names_with_commas(text: str, found: list[str]) -> None:
+    assert found == parse_roles(text)
+
+
+@pytest.mark.parametrize("text", ["", "learner", "actors,", "actors;replay"])
+def test_roles_that_do_not_exist_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="are not roles of a node; accepted: actors, replay, or"):
+        parse_roles(text)
+
+
 def children() -> list[int]:
     """Processes that a node of this test has started."""
     return [
@@ -383,19 +590,27 @@ class Head:
         spec = require_valid(config).spec
         assert spec is not None
         settings = PutSettings.of(LiveSettings(config, 1, paused=False, hold_learner=False), 0)
-        self.opened = OpenNode("r", settings, spec, LAYOUT, 8, 4, 4, 2)
+        self.opened = OpenNode("r", settings, spec, LAYOUT, 8, 4, 4, 2, DRAWS, 2)
         self.listener = TcpListener("tcp://127.0.0.1:*")
         self.listener.serve(self._receive, lambda: None)
         self.peers: list[Peer] = []
         self.errors: list[dict[str, Any]] = []
         self.outcomes: dict[str, int] = {}
         self.sent, self.echo = 0, 0.0
+        self.roles: Sequence[str] = NODE_ROLES
+        """Of the nodes."""
+        self.heard: list[Any] = []
+        """Messages of nodes."""
+        self.kinds: set[str] = set()
         asyncio.get_running_loop().set_exception_handler(lambda _, found: self.errors.append(found))
 
     def _receive(self, peer: Peer, message: Message) -> None:
         if message.kind == "hello":
             self.peers.append(peer)
-        elif message.kind == "beat":
+        elif message.kind == "up":
+            self.heard += node_messages.unpack(message.body[1].tobytes())
+        self.kinds.add(message.kind)
+        if message.kind == "beat":
             self.echo = max(self.echo, float(message.body[2]))
 
     def send(self, frames: Frames) -> None:
@@ -403,13 +618,17 @@ class Head:
         self.listener.send(self.peers[-1], frames)
 
     def down(self, number: int, *found: object) -> Frames:
-        return encoded("down", number, [0, np.frombuffer(pack(found), np.uint8)])
+        return encoded("down", number, [0, np.frombuffer(pack(found), np.uint8), [], []])
 
     async def attack(self, frames: Sequence[Frames], *, opened: bool) -> str:
         """How the membership of a node ends to which ``frames`` are sent: "left", if it stayed."""
         joined, before = len(self.peers), len(self.errors)
         member = Membership(
-            join=JoinFile("r", self.listener.address, None), name="n", cores=1, before=""
+            join=JoinFile("r", self.listener.address, None),
+            name="n",
+            cores=1,
+            before="",
+            roles=self.roles,
         )
         running = asyncio.create_task(member.run())
         async with asyncio.timeout(PATIENCE_S):
@@ -467,12 +686,14 @@ def meet(scenario: Any) -> None:
     asyncio.run(run())
 
 
+NOTHING = np.frombuffer(pack([]), np.uint8)
+PRIORITIES = {"priority": np.ones(1, np.float32)}
 MALFORMED: dict[str, Any] = {
     "an unknown kind": ("x", None),
     "a welcome without a lease": ("welcome", ["n", 0, True, float("nan")]),
     "an acknowledgement of what was not sent": ("welcome", ["n", 99, True, 15.0]),
     "a message of numbers": ("down", [0, 3]),
-    "messages that are none": ("down", [0, np.frombuffer(b"\xc1", np.uint8)]),
+    "messages that are none": ("down", [0, np.frombuffer(b"\xc1", np.uint8), [], []]),
     "weights that are larger than they are": ("weights", [0, 1, 2**40, np.zeros(64, np.uint8)]),
     "weights without bytes": ("weights", [0, 1, 64, None]),
     "weights of another type": ("weights", [0, 1, 64, np.zeros(16, np.float32)]),
@@ -481,6 +702,13 @@ MALFORMED: dict[str, Any] = {
     "an answer to what is not a slot": ("answers", [[-1, ASKED, 0, 7, {}]]),
     "answers that are numbers": ("answers", [3]),
     "a beat of text": ("beat", ["x"]),
+    "a trajectory for no slot": ("down", [0, NOTHING, [[1, 9, 2, {}]], []]),
+    "a trajectory of no ticket": ("down", [0, NOTHING, [[None, 1, 2, {}]], []]),
+    "a trajectory without fields": ("down", [0, NOTHING, [[1, 1, 2, {}]], []]),
+    "a trajectory that is a number": ("down", [0, NOTHING, [3], []]),
+    "priorities for no slot": ("down", [0, NOTHING, [], [[2, 0, 1, {}]]]),
+    "priorities without an array": ("down", [0, NOTHING, [], [[1, 0, 1, {}]]]),
+    "priorities of no columns": ("down", [0, NOTHING, [], [[1, DRAWN, 1, PRIORITIES]]]),
 }
 
 
@@ -506,6 +734,8 @@ def test_a_malformed_message_of_the_head_ends_the_membership_and_not_the_node(
         ToHost(1, 3),
         ToHost(1, ["Granted", ["actor-0", 0, [9, 99, [0, 0]]]]),
         ToHost(1, ["Granted", ["actor-0", 0, ["x", 1, [0, 0]]]]),
+        SetPlaces({"b": DirectAddress("b", "10.0.0.1", "")}),
+        SetPlaces({"b": DirectAddress("b", "tcp://10.0.0.1:5", "0" * 40)}),
     ],
 )
 @pytest.mark.usefixtures("safe")
@@ -577,9 +807,72 @@ def honest_messages(head: Head, *, orders: bool = True) -> list[tuple[str, int, 
             ("refused", 0, ["its python is older", False]),
             ("lost", 0, None),
             ("ended", 0, None),
-            ("down", 2, [0, np.frombuffer(pack([SetSlots(5)]), np.uint8)]),
+            ("down", 2, [0, np.frombuffer(pack([SetSlots(5)]), np.uint8), [], []]),
+            ("down", 2, [0, NOTHING, [a_trajectory()], [[1, 0, 1, PRIORITIES]]]),
         ]
     return found
+
+
+def a_trajectory() -> list[Any]:
+    """What the head sends of a trajectory for a shard here."""
+    views = heap_arena(LAYOUT, 1).views(0)
+    return [9, 2, 3, Attachments(LAYOUT).of(views, 3)]
+
+
+@pytest.mark.usefixtures("safe")
+def test_data_of_slots_that_the_head_sends_lie_there() -> None:
+    async def scenario(head: Head) -> None:
+        ups = encoded("down", 2, [0, NOTHING, [a_trajectory()], [[1, 0, 1, PRIORITIES]]])
+        assert await head.attack([ups], opened=True) == "left"
+
+    meet(scenario)
+
+
+@pytest.mark.usefixtures("safe")
+def test_a_node_that_may_get_shards_says_where_it_listens() -> None:
+    async def scenario(head: Head) -> None:
+        assert await head.attack([], opened=True) == "left"
+        (ready,) = [found for found in head.heard if isinstance(found, NodeReady)]
+        assert ready.address.startswith("tcp://127.0.0.1:")
+        head.opened, head.heard = replace(head.opened, draws=None, draw_slots=0), []
+        assert await head.attack([], opened=True) == "left"
+        assert [NodeReady()] == [found for found in head.heard if isinstance(found, NodeReady)]
+
+    meet(scenario)
+
+
+@pytest.mark.usefixtures("safe")
+def test_a_node_of_shards_that_are_saved_has_to_see_the_run(tmp_path: Path) -> None:
+    """It is refused otherwise, and says which settings would be accepted."""
+
+    async def scenario(head: Head) -> None:
+        head.opened = replace(head.opened, directory=str(tmp_path))
+        assert await head.attack([], opened=True) == "refused"
+        (unable,) = [found for found in head.heard if isinstance(found, NodeUnable)]
+        assert "checkpoint.replay = true" in unable.reason
+        assert str(tmp_path) in unable.reason
+        for accepted in (
+            "a directory of runs that all machines see",
+            "checkpoint.replay = false",
+            'cluster.replay = "head"',
+            "--roles actors",
+        ):
+            assert accepted in unable.reason
+        JoinFile("r", head.listener.address, None).write(tmp_path / "join.toml")
+        assert await head.attack([], opened=True) == "left"
+
+    meet(scenario)
+
+
+@pytest.mark.parametrize("roles", [("replay",), ("actors", "replay")])
+@pytest.mark.usefixtures("safe")
+def test_a_node_without_actors_wants_no_weights(roles: Sequence[str]) -> None:
+    async def scenario(head: Head) -> None:
+        head.roles = roles
+        assert await head.attack([], opened=True) == "left"
+        assert ("actors" in roles) == ("stored" in head.kinds)
+
+    meet(scenario)
 
 
 @st.composite
@@ -595,6 +888,8 @@ def orders(draw: st.DrawFn, head: Head) -> Frames:
                 KillHost(1),
                 ToHost(1, granted),
                 ToHost(1, MESSAGES.encode(Stop())),
+                ToHost(1, MESSAGES.encode(DrawPart(1, 1, 2, 3, 0))),
+                SetPlaces({"b": DirectAddress("b", "tcp://127.0.0.1:9", "")}),
                 CloseNode(),
                 head.opened,
             ]
@@ -606,7 +901,7 @@ def orders(draw: st.DrawFn, head: Head) -> Frames:
     except (TypeError, ValueError, OverflowError):  # no peer could send it
         body = b""
     number = draw(st.sampled_from([2, 2, 3, 1]))
-    return encoded("down", number, [0, np.frombuffer(body, np.uint8)])
+    return encoded("down", number, [0, np.frombuffer(body, np.uint8), [], []])
 
 
 @pytest.mark.timeout(TIMEOUT_S)

@@ -187,6 +187,34 @@ def test_the_node_with_the_slowest_connection_is_named(
     assert "node " not in advice if expected is None else expected in advice
 
 
+def test_the_nodes_of_shards_are_named_with_what_their_links_carry() -> None:
+    replay = FakeReplay()
+    replay.held_back = "insert"
+    samples = looks(0.5, 0.0, replay=replay)
+    (usual,) = FakeRun().statistics().nodes.values()
+    before = replace(
+        usual, received_bytes={"draws": 1000}, sent_bytes={}, direct_received_bytes=500
+    )
+    after = replace(
+        before,
+        received_bytes={"draws": 1000 + int(2000 * WINDOW_S)},
+        sent_bytes={"priorities": int(30 * WINDOW_S)},
+        direct_received_bytes=500 + int(4000 * WINDOW_S),
+        shards=("replay-0", "replay-1"),
+    )
+    other = replace(usual, shards=())
+    samples[0] = replace(samples[0], nodes={"store": before})
+    samples[1] = replace(samples[1], nodes={"store": after, "far": other})
+    found = diagnose(samples, configured())
+    assert "transport-bound" == found.verdict
+    assert "they wait for 2 replay shards; node store has replay-0, replay-1 (" in found.advice
+    for carried in ("2,000 bytes/s to the head", "30 from it", "4,000 from other nodes"):
+        assert carried in found.advice
+    assert "node far" not in found.advice
+    samples[1] = replace(samples[1], nodes={})
+    assert "node " not in diagnose(samples, configured()).advice
+
+
 def far_looks(
     *, waits: float, late: bool = False, seconds: float = 0.1, **ledger: Any
 ) -> list[RunStatistics]:

@@ -55,16 +55,25 @@ OPEN = RateLimits(1.0, 1, -np.inf, np.inf, 1000, STEPS * NUM_ENVS, DRAWN)
 
 class FakeShard:
     """One life of a shard: a list of versions, one for each item; every item weighs 1. It answers
-    one request when told to.
+    one request when told to. ``place``: of its machine.
     """
 
-    def __init__(self, world: World, index: int, incarnation: int, *, capacity: int = 64) -> None:
+    def __init__(
+        self,
+        world: World,
+        index: int,
+        incarnation: int,
+        *,
+        capacity: int = 64,
+        place: str = "",
+    ) -> None:
         self.world, self.index, self.incarnation, self.capacity = (
             world,
             index,
             incarnation,
             capacity,
         )
+        self.place = place
         self.asked: deque[ShardRequest] = deque()
         self.seen: list[ShardRequest] = []
         self.items: list[int] = []
@@ -101,6 +110,7 @@ class FakeShard:
     def reply(self, request: ShardRequest) -> None:
         match request:
             case StoreTrajectory():
+                assert request.place in ("", self.place)
                 made = self.world.stored_from(request)
                 self.items += made
                 self._remove(len(self.items) - self.capacity)
@@ -222,10 +232,11 @@ class World:
         self.exchange.begin(grant.ticket, grant.version)
         return grant
 
-    def commit(self, grant: Grant, steps: int = STEPS) -> None:
+    def commit(self, grant: Grant, steps: int = STEPS, place: str | None = None) -> None:
+        """``place``: where its data lie; None: where the grant says."""
         trajectory = Trajectory(grant.ticket, grant.slot, steps, steps * NUM_ENVS, grant.version)
         self.trajectories[grant.ticket] = trajectory
-        self.exchange.commit(trajectory)
+        self.exchange.commit(trajectory, grant.place if place is None else place)
 
     def committed(self, actor: int = 0, steps: int = STEPS) -> Grant:
         grant = self.begun(actor)

@@ -90,11 +90,14 @@ class Begin(NamedTuple):
 
 @message
 class Commit(NamedTuple):
-    """An actor hands over a trajectory, and the episodes that ended in it."""
+    """An actor hands over a trajectory, and the episodes that ended in it. ``place``: the machine
+    where its data lie; "": the head. Only a node names another one.
+    """
 
     holder: str
     trajectory: Trajectory
     episodes: tuple[Episode, ...]
+    place: str = ""
 
 
 @message
@@ -486,11 +489,15 @@ class StartGateway:
         address: ``tcp://HOST:PORT`` where it listens.
         keys: those of the run, by name, in Z85; empty: connections are not encrypted.
         layout: of a trajectory.
+        draws: of a draw; None: without replay.
+        encoding: of trajectories on their way to nodes (``cluster.encoding``).
     """
 
     address: str
     keys: Mapping[str, str]
     layout: TrajectoryLayout
+    draws: TrajectoryLayout | None = None
+    encoding: str = "plain"
 
 
 @message
@@ -557,6 +564,10 @@ class SendToNode(NamedTuple):
     number: int
     received: int
     body: bytes
+    store: StoreTrajectory | None = None
+    """The trajectory whose data go with the message."""
+    prioritise: Prioritise | None = None
+    """The columns of a draw whose priorities go with the message."""
 
 
 @message

@@ -6,7 +6,7 @@ not read them. Messages of hosts lie in them as msgpack's plain values: a node r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from tianflow.errors import BrokenChannelError
 
 NODE_MESSAGES = Codec("message of a node")
 message = NODE_MESSAGES.register
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of these messages and of those between gateway and node. Other versions are refused."""
 DEAD_S = 2.0
 """Seconds without an acknowledgement by the other system, after which the connection between node
@@ -38,7 +38,9 @@ class OpenNode:
     """The first message to a new node: what its memory looks like, and what its hosts run.
 
     ``capacity``: slots that there is address space for. ``slots``: slots that exist. ``bells``:
-    doorbells, those of ``servers`` inference servers first.
+    doorbells, those of ``servers`` inference servers first. ``draws``: of a draw, with
+    ``draw_slots`` slots, if the node may get replay shards. ``directory``: of the run, which such
+    a node has to see if it is not "".
     """
 
     run: str
@@ -49,12 +51,51 @@ class OpenNode:
     slots: int
     bells: int
     servers: int
+    draws: TrajectoryLayout | None = None
+    draw_slots: int = 0
+    directory: str = ""
+
+
+class DirectAddress(NamedTuple):
+    """Where node ``node`` listens for trajectories of other nodes, and its public key there; "":
+    connections are not encrypted.
+    """
+
+    node: str
+    address: str
+    key: str
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class NodeReady:
-    """The node can make the environment of the run, and takes hosts."""
+    """The node can make the environment of the run, and takes hosts. It listens for trajectories of
+    other nodes at ``address`` (see `DirectAddress`); "": it does not.
+    """
+
+    address: str = ""
+    key: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class SetPlaces:
+    """Where nodes listen for trajectories of others now, by place."""
+
+    places: Mapping[str, DirectAddress]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class DirectTraffic:
+    """Bytes of trajectories that the node has sent to other nodes and received from them so far,
+    connections of other nodes that it has accepted, and those refused or lost, by reason.
+    """
+
+    sent: int
+    received: int
+    accepted: int
+    refused: Mapping[str, int]
 
 
 @message

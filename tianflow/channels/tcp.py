@@ -113,6 +113,13 @@ class ListenerStatistics:
         return self.accepted - self.admitted
 
     @property
+    def refused(self) -> dict[str, int]:
+        """Connections that were refused, closed or lost, by reason
+        (`tianflow.core.statistics.CONNECTION_REFUSALS`).
+        """
+        return {**self.malformed, "stranger": self.wordless, "lost": self.lost}
+
+    @property
     def cut(self) -> int:
         """Connections that ended without a word: the peer died, or sent a frame over the limit."""
         return max(0, self.ended - self.strangers - self.farewells - self.closed)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tianflow.cli.common import exit_codes
+from tianflow.core.program import NODE_ROLES
 
 
 def node(
@@ -26,14 +27,18 @@ def node(
     name: Annotated[
         str | None, typer.Option("--name", metavar="N", help="Its name; default: of the machine.")
     ] = None,
+    roles: Annotated[
+        str,
+        typer.Option("--roles", metavar="R,...", help="Roles: actors, replay or both."),
+    ] = ",".join(NODE_ROLES),
     once: Annotated[
         bool, typer.Option("--once", help="End with the run, instead of waiting for the next one.")
     ] = False,
 ) -> None:
-    """Lend the cores of this machine to the actors of a run elsewhere.
+    """Lend the cores of this machine to a run elsewhere.
 
-    The run has placement.launcher = "nodes". SIGTERM or Ctrl-C lets the actors hand over what they
-    have.
+    The run has placement.launcher = "nodes". Its actors work here and, with cluster.replay =
+    "nodes", its replay shards. SIGTERM or Ctrl-C lets the actors hand over what they have.
     """
     with exit_codes():
         from tianflow import logs
@@ -47,6 +52,7 @@ def node(
         if not NODE_NAME.fullmatch(chosen):
             accepted = "letters, digits, '.', '_' and '-', at most 64"
             raise ConfigError([Problem("--name", chosen, "is not a name of a node", accepted)])
+        offered = parse_roles(roles)
         if cores is not None:
             os.sched_setaffinity(0, parse_cores(cores))
 
@@ -56,12 +62,24 @@ def node(
                 name=chosen,
                 cores=len(os.sched_getaffinity(0)),
                 once=once,
+                roles=offered,
             )
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, process.leave)
             await process.run()
 
         event_loop.run(run())
+
+
+def parse_roles(text: str) -> list[str]:
+    """The roles of ``text``, such as ``actors,replay``. ConfigError if one is not known."""
+    from tianflow.errors import ConfigError, Problem
+
+    found = [part.strip() for part in text.split(",")]
+    if not set(found) <= set(NODE_ROLES):
+        accepted = f"{', '.join(NODE_ROLES)}, or both with a comma"
+        raise ConfigError([Problem("--roles", text, "are not roles of a node", accepted)])
+    return sorted(set(found))
 
 
 def parse_cores(text: str) -> set[int]:

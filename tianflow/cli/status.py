@@ -44,10 +44,17 @@ ENDED_SHOWN = 10
 
 
 NODE_COLUMNS = ("node", "state", "cores", "hosts", "round trip", "weights lag", "in", "out")
+SHARD_COLUMNS = ("shards", "direct in", "direct out")
+"""Shown if a node has replay shards, or trajectories go from node to node."""
 
 
 def nodes(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Show the nodes of RUN: machines that run its actors."""
+    """Show the nodes of RUN: machines that run its actors.
+
+    They may also run its replay shards. Bytes are those that the head has received from a node and
+    sent to it. Direct ones are trajectories that the node has received from other nodes and sent
+    to them.
+    """
     from rich.filesize import decimal
     from rich.table import Table
 
@@ -59,10 +66,12 @@ def nodes(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson 
     elif not found:
         echo(f"{contact.run} has no nodes")
     else:
-        shown = Table(*NODE_COLUMNS, box=None, pad_edge=False)
+        also = any(node["shards"] or node["direct_sent_bytes"] for node in found)
+        columns = (*NODE_COLUMNS, *(SHARD_COLUMNS if also else ()))
+        shown = Table(*columns, box=None, pad_edge=False)
         for node in found:
             state = "not connected" if not node["up"] else "ready" if node["ready"] else "joining"
-            shown.add_row(
+            cells = (
                 node["name"],
                 state,
                 str(node["cores"]),
@@ -71,7 +80,11 @@ def nodes(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson 
                 str(node["weights_lag"]),
                 decimal(sum(node["received_bytes"].values())),
                 decimal(sum(node["sent_bytes"].values())),
+                str(len(node["shards"])),
+                decimal(node["direct_received_bytes"]),
+                decimal(node["direct_sent_bytes"]),
             )
+            shown.add_row(*cells[: len(columns)])
         _print(shown)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tianflow.core.layout import column_axis
 from tianflow.core.payloads import (
     DrawPart,
     DropItems,
@@ -164,11 +165,8 @@ class ReplayShard:
         self._shard.exclude_older_than(request.oldest)
         columns = slice(request.first, request.first + request.items)
         views = self._end.draw(request.slot)
-        one_axis = ("version", "key", "probability", "weight", "priority")
         out = {
-            name: view[columns]
-            if name in one_axis or name.startswith("state/")
-            else view[:, columns]
+            name: view[:, columns] if column_axis(name) else view[columns]
             for name, view in views.items()
         }
         try:

@@ -400,8 +400,15 @@ LISTEN = r"^tcp://(\*|\[[0-9A-Fa-f:.]{1,64}\]|[^\s:/\[\]*]{1,255}):(\*|\d{1,5})$
 class ClusterSettings(Section):
     """Nodes: machines that run actors, for the launchers that use them (nodes, ray, slurm)."""
 
+    replay: Literal["head", "nodes"] = "head"
+    """Machines of the replay shards. nodes: those that offer the role replay; trajectories then go
+    straight from the node of their actor to that of their shard. A shard whose node is lost starts
+    on another one, or on the head.
+    """
     expect: PositiveInt = 1
-    """Number of nodes that have to work before the first actor starts. More may join later."""
+    """Number of nodes that have to work before the first actor starts. Together they offer every
+    role that the run needs. More may join later.
+    """
     lease_s: Annotated[float, Field(ge=2.0, le=3600.0)] = 15.0
     """Seconds without a word after which a node is lost. Its actors then start on other nodes."""
     listen: Annotated[str, Field(pattern=LISTEN)] = "tcp://*:*"

@@ -15,6 +15,8 @@ from tianflow.core.payloads import EnvironmentSpec, Field, TrajectoryLayout, ali
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 ASKED_AT = "asked/at"
 """Field of a request: its time."""
+ONE_AXIS = ("version", "key", "probability", "weight", "priority")
+"""Fields of a draw without a row for each step."""
 
 
 def _shapes(
@@ -132,6 +134,11 @@ def make_draw_layout(
     shapes |= {"version": (m, "int64"), "key": (m, "int64"), "probability": (m, "float64")}
     shapes |= {"weight": (m, "float32"), "priority": (m, "float32")}
     return _laid_out(windows, length, shapes)
+
+
+def column_axis(name: str) -> int:
+    """The axis of the items in field ``name`` of a draw."""
+    return 0 if name in ONE_AXIS or name.startswith("state/") else 1
 
 
 def _laid_out(

@@ -237,6 +237,8 @@ class Grant(NamedTuple):
 
     They come on top of the batch in training, so no other actor loses a credit.
     """
+    place: str = ""
+    """The machine where the trajectory is to lie once it is committed; "": the head."""
 
 
 class Episode(NamedTuple):
@@ -272,11 +274,14 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreTrajectory:
-    """Request to a replay shard: copy the trajectory in ``slot``."""
+    """Request to a replay shard: copy the trajectory in ``slot``. ``place``: the machine where its
+    data lie; "": the head.
+    """
 
     ticket: int
     slot: int
     length: int
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

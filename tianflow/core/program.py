@@ -17,6 +17,9 @@ NODE_LOST, NODE_LEFT, MOVED = "node_lost", "node_left", "moved"
 """Why a host on a node ended, if not by itself: its node was lost, or left, or another node has
 more free cores.
 """
+ACTORS, REPLAY = "actors", "replay"
+NODE_ROLES = (ACTORS, REPLAY)
+"""Roles that a node can offer: it runs hosts of actors, or replay shards."""
 Role = Literal["learner", "rank", "actor", "evaluator", "replay", "inference"]
 
 

@@ -944,7 +944,11 @@ class NodeStatistics:
     up: bool = field(metadata=metric("1 while the connection to the node stands.", name="node_up"))
     ready: bool = field(metadata=metric("1 while the node takes hosts.", name="node_ready"))
     cores: int = field(metadata=metric("Cores that the node offers.", name="node_cores"))
+    roles: tuple[str, ...]
+    """Roles that the node offers: ``actors``, ``replay``."""
     hosts: int = field(metadata=metric("Host processes on the node.", name="node_hosts"))
+    shards: tuple[str, ...]
+    """Names of the replay shards on the node."""
     actors: tuple[str, ...]
     """Names of the actors on the node that have had a grant there."""
     late: tuple[str, ...]
@@ -982,6 +986,20 @@ class NodeStatistics:
             kind="counter",
             name="node_received_bytes",
             labels=("kind",),
+        )
+    )
+    direct_sent_bytes: int = field(
+        metadata=metric(
+            "Bytes of trajectories that the node has sent to other nodes.",
+            kind="counter",
+            name="node_direct_sent_bytes",
+        )
+    )
+    direct_received_bytes: int = field(
+        metadata=metric(
+            "Bytes of trajectories that the node has received from other nodes.",
+            kind="counter",
+            name="node_direct_received_bytes",
         )
     )
 
@@ -1109,7 +1127,9 @@ class RunStatistics:
     )
     nodes_connections: int = field(
         default=0,
-        metadata=metric("Connections to the gateway, of nodes and of others.", kind="counter"),
+        metadata=metric(
+            "Connections to the gateway and to nodes, of nodes and of others.", kind="counter"
+        ),
     )
     nodes_connections_refused: Mapping[str, int] = field(
         default_factory=dict,

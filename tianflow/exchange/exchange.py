@@ -97,8 +97,13 @@ class Exchange:
         if self.ledger.remote:  # a batch may have waited for it as for one with an older version
             self._take()
 
-    def commit(self, trajectory: Trajectory) -> bool:
-        """A trajectory is complete; False when it came too late."""
+    def commit(self, trajectory: Trajectory, place: str = "") -> bool:
+        """A trajectory is complete, and its data lie at ``place``; False when it came too late."""
+        if place:
+            raise TianflowError(f"the learner cannot read a trajectory at {place!r:.40}")
+        return self._commit(trajectory)
+
+    def _commit(self, trajectory: Trajectory) -> bool:
         accepted = self.ledger.commit(trajectory.ticket, trajectory, self._clock())
         self._pump()
         return accepted
@@ -247,11 +252,11 @@ class Exchange:
             if some_rest and lateness.rests(holder, now):
                 passed_over.append((holder, deliver))
                 continue
-            deliver(
-                ledger.grant(
-                    holder, seed_epoch=self.seed_epoch, ahead=ledger.ahead(len(self._holders))
-                )
+            grant = ledger.grant(
+                holder, seed_epoch=self.seed_epoch, ahead=ledger.ahead(len(self._holders))
             )
+            place = self._place_for(holder)
+            deliver(grant._replace(place=place) if grant is not None and place else grant)
         if passed_over:
             self._requests.extendleft(reversed(passed_over))
             self._grant_after_rest(now)
@@ -260,6 +265,10 @@ class Exchange:
             for holder, _ in self._requests
         ):
             lateness.costs(self._clock())
+
+    def _place_for(self, holder: str) -> str:  # noqa: ARG002 - the learner reads on the head
+        """The machine where a trajectory of ``holder`` is to lie; "": the head."""
+        return ""
 
     def _grant_after_rest(self, now: float) -> None:
         """Grant again when a late holder has rested. A trajectory that arrives does it, too."""

@@ -85,8 +85,8 @@ class ServedExchange:
             self._exchange.request_grant(holder, deliver)
 
     def _commit(self, message: Commit) -> None:
-        holder, trajectory, episodes = message
-        if self._exchange.commit(trajectory) and episodes:
+        holder, trajectory, episodes, place = message
+        if self._exchange.commit(trajectory, place) and episodes:
             self._on_episodes(holder, episodes)
 
     def _pull(self, message: PullBatch) -> None:

@@ -98,9 +98,9 @@ class ReplayExchange(Exchange):
             schedule=schedule,
             seed=seed,
         )
-        self._committed: deque[int] = deque()
-        """Tickets that wait for a shard or for room, in order of arrival. Some may have been
-        dropped since.
+        self._committed: deque[tuple[int, str]] = deque()
+        """Tickets that wait for a shard or for room, in order of arrival, with the places of their
+        data. Some may have been dropped since.
         """
         self._ahead = ahead
         self._delivered = NO_VERSION
@@ -111,10 +111,16 @@ class ReplayExchange(Exchange):
     # Actors
     # ----------------------------------------------------------------------------------------------
 
-    def commit(self, trajectory: Trajectory) -> bool:
-        """A trajectory is complete; False when it came too late."""
-        self._committed.append(trajectory.ticket)
-        return super().commit(trajectory)
+    def commit(self, trajectory: Trajectory, place: str = "") -> bool:
+        """A trajectory is complete, and its data lie at ``place``; False when it came too late.
+
+        Only a shard at the same place can store what does not lie on the head.
+        """
+        self._committed.append((trajectory.ticket, place))
+        return self._commit(trajectory)
+
+    def _place_for(self, holder: str) -> str:
+        return self._shards.place_for(holder, actors=len(self._holders))
 
     # Shards
     # ----------------------------------------------------------------------------------------------
@@ -252,15 +258,22 @@ class ReplayExchange(Exchange):
     def _store_committed(self) -> None:
         blocked = False
         while self._committed and not blocked:
-            ticket = self.ledger.insertable(self._committed[0])
+            number, place = self._committed[0]
+            ticket = self.ledger.insertable(number)
             if ticket is None:
                 self._committed.popleft()
-            elif not self._insert(ticket):
+            elif not self._insert(ticket, place):
                 blocked = True
         self._blocked["insert"].set(blocked)
 
-    def _insert(self, ticket: Ticket) -> bool:
-        """Send the oldest committed trajectory to a shard. False if it has to wait."""
+    def _insert(self, ticket: Ticket, place: str) -> bool:
+        """Send the oldest committed trajectory, whose data lie at ``place``, to a shard. False if
+        it has to wait.
+        """
+        if place and not self._shards.at(place):
+            self._committed.popleft()
+            self.ledger.refuse(ticket.number, "shard_lost")
+            return True
         if self._other_lineages_expired() and ticket.version.lineage != self.ledger.version.lineage:
             self._committed.popleft()
             self.ledger.refuse(ticket.number, "lineage")
@@ -272,9 +285,11 @@ class ReplayExchange(Exchange):
         self._committed.popleft()
         trajectory = self.ledger.take_one(ticket.number)
         shard = self._shards.send(
-            ticket.holder, ticket.number, items=expected, actors=len(self._holders)
+            ticket.holder, ticket.number, items=expected, actors=len(self._holders), place=place
         )
-        shard.port.ask(StoreTrajectory(trajectory.ticket, trajectory.slot, trajectory.length))
+        shard.port.ask(
+            StoreTrajectory(trajectory.ticket, trajectory.slot, trajectory.length, place)
+        )
         return True
 
     def _room_for(self, items: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +48,16 @@ class ShardEnd:
 
     Waits: for a request. Unblocked by: `ask`.
 
+    Attributes:
+        place: see `tianflow.interfaces.ShardPort`.
+
     Args:
         slots: of trajectories.
         draws: of draws.
         answer: receives the answers, in order.
     """
+
+    place = ""
 
     def __init__(
         self, *, slots: Arena, draws: Arena, answer: Callable[[ShardAnswer], None]
@@ -127,10 +132,10 @@ class ShardEnd:
 
 
 class LinkShardPort:
-    """The coordinator's way to a shard at the other end of ``link``."""
+    """The coordinator's way to a shard at the other end of ``link``, which runs at ``place``."""
 
-    def __init__(self, link: MessageLink) -> None:
-        self._link = link
+    def __init__(self, link: MessageLink, place: str = "") -> None:
+        self._link, self.place = link, place
 
     def ask(self, request: ShardRequest) -> None:
         """By message."""
@@ -210,24 +215,44 @@ class Shards(Mapping[int, ShardRecord]):
     # Items
     # ----------------------------------------------------------------------------------------------
 
-    def send(self, holder: str, ticket: int, *, items: int, actors: int) -> ShardRecord:
-        """Choose the shard that stores a trajectory of ``holder``, which will bring ``items``
-        items. At least one shard is up.
+    def at(self, place: str) -> list[int]:
+        """The shards that can store a trajectory whose data lie at ``place``: those there, or, on
+        the head, all. In order.
+        """
+        return sorted(i for i, shard in self._up.items() if place in ("", shard.port.place))
+
+    def place_for(self, holder: str, *, actors: int) -> str:
+        """Where the shard runs that is to store the next trajectory of ``holder``. "": on the head,
+        or no shard is up.
+        """
+        if not any(shard.port.place for shard in self._up.values()):
+            return ""  # as in every run on one machine
+        return self._chosen(holder, self.at(""), actors).port.place
+
+    def send(
+        self, holder: str, ticket: int, *, items: int, actors: int, place: str = ""
+    ) -> ShardRecord:
+        """Choose the shard that stores a trajectory of ``holder``, which lies at ``place`` and will
+        bring ``items`` items. At least one shard can (`at`).
+        """
+        shard = self._chosen(holder, self.at(place), actors)
+        self._sent[holder] += 1
+        shard.storing[ticket] = items
+        self.ahead += items
+        return shard
+
+    def _chosen(self, holder: str, able: Sequence[int], actors: int) -> ShardRecord:
+        """The one of the shards ``able`` that stores a trajectory of ``holder``.
 
         An actor's trajectories go to one shard, so that windows may span them, and to another while
         that one is down. With fewer actors than shards an actor changes its shard from time to
         time, or some shards would stay empty; a window ends there.
         """
-        place = int(holder.rpartition("-")[2])
+        turn = int(holder.rpartition("-")[2])
         if actors < self._count:
-            place += self._sent[holder] // TRAJECTORIES_IN_A_ROW
-        self._sent[holder] += 1
-        up = sorted(self._up)
-        home = place % self._count
-        shard = self._up[home if home in self._up else up[place % len(up)]]
-        shard.storing[ticket] = items
-        self.ahead += items
-        return shard
+            turn += self._sent[holder] // TRAJECTORIES_IN_A_ROW
+        home = turn % self._count
+        return self._up[home if home in able else able[turn % len(able)]]
 
     def stored(self, shard: ShardRecord, ticket: int, items: int, holdings: Holdings) -> bool:
         """A trajectory brought ``items`` items. False if the shard was not asked to store it."""

@@ -1,8 +1,9 @@
 """The gateway of a run on several machines: the only process of the head that faces the network.
 
 It admits nodes at the coordinator's word and relays messages. The data of a trajectory arrive with
-the message that commits it, and lie in their slot before the coordinator gets that message. Weights
-leave from shared memory, once for each node, the newest only.
+the message that commits it, and lie in their slot before the coordinator gets that message. So do
+the columns that a replay shard has drawn. Trajectories and priorities for a shard on a node leave
+from their slots. Weights leave from shared memory, once for each node, the newest only.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import numpy as np
 
-from tianflow.channels.arena import answer_fields, at_place, input_rows, row_of
-from tianflow.channels.attachments import Attachments
+from tianflow.channels.arena import Arena, answer_fields, at_place, input_rows, row_of
+from tianflow.channels.attachments import Attachments, DrawParts, Encoding
 from tianflow.channels.doorbell import Doorbell
 from tianflow.channels.frames import (
     MALFORMED,
@@ -96,6 +97,7 @@ class Gateway:
         slots: descriptor of the slots of the run.
         weights: descriptor of its weights.
         bells: doorbells of the inference servers, and the gateway's own as the last one.
+        draws: with replay, descriptor of its slots of draws.
     """
 
     def __init__(
@@ -105,9 +107,17 @@ class Gateway:
         slots: int,
         weights: int,
         bells: Sequence[Doorbell] = (),
+        *,
+        draws: int | None = None,
     ) -> None:
         self._arena, self._memory = mapped_arena(start.layout, slots), weights
-        self._attachments = Attachments(start.layout)
+        encoding = cast("Encoding", start.encoding)
+        self._attachments = Attachments(start.layout, encoding)
+        self._draws: Arena | None = None
+        self._columns: DrawParts
+        if start.draws is not None and draws is not None:
+            self._draws = mapped_arena(start.draws, draws)
+            self._columns = DrawParts(start.draws)
         self._bells = bells
         self._asking: dict[int, tuple[str, int]] = {}
         """(node, its request) by slot, of requests to inference servers without an answer."""
@@ -188,8 +198,7 @@ class Gateway:
         if self._listener is None:
             return
         found = self._listener.statistics()
-        refused = {**found.malformed, "stranger": found.wordless, "lost": found.lost}
-        counted = ConnectionsCounted(found.accepted, refused)
+        counted = ConnectionsCounted(found.accepted, found.refused)
         if counted != self._counted:
             self._counted = counted
             self._link.send(counted)
@@ -222,11 +231,22 @@ class Gateway:
             self._listener.send(peer, encode("refused", 0, [message.reason, message.again]))
 
     def _relay_down(self, message: SendToNode) -> None:
-        name, number, received, body = message
-        member = self._members.get(name)
-        if member is not None and member.connected:
-            data = np.frombuffer(body, np.uint8)
-            self._send(member, "down", number, [received, data])
+        member = self._members.get(message.name)
+        if member is None or not member.connected:
+            return
+        trajectories, priorities = list[Any](), list[Any]()
+        if (found := message.store) is not None:
+            arrays = self._attachments.of(self._arena.views(found.slot), found.length)
+            trajectories.append([found.ticket, found.slot, found.length, arrays])
+        if (drawn := message.prioritise) is not None:
+            assert self._draws is not None
+            views = self._draws.views(drawn.slot)
+            arrays = self._columns.priorities(views, drawn.first, drawn.items)
+            priorities.append([drawn.slot, drawn.first, drawn.items, arrays])
+        data = np.frombuffer(message.body, np.uint8)
+        body = [message.received, data, trajectories, priorities]
+        kind = "trajectories" if trajectories else "priorities" if priorities else "messages"
+        self._send(member, "down", message.number, body, counted=kind)
 
     def _publish(self, message: SendWeights) -> None:
         self._published = max(self._published, message.version)
@@ -246,7 +266,8 @@ class Gateway:
         self._weights.announce(self._published)
         version = self._weights.read_into(flat)
         member.sending = True
-        self._send(member, "weights", 0, [*version, flat.nbytes, pieces(flat)])
+        body = [*version, flat.nbytes, pieces(flat)]
+        self._send(member, "weights", 0, body, counted="weights")
 
     def _forget(self, message: ForgetNode) -> None:
         member = self._members.pop(message.name, None)
@@ -254,12 +275,19 @@ class Gateway:
             self._names.pop(member.peer.id, None)
             self._send(member, "ended" if message.ended else "lost", 0, None)
 
-    def _send(self, member: _Member, kind: str, number: int, body: object) -> None:
+    def _send(
+        self,
+        member: _Member,
+        kind: str,
+        number: int,
+        body: object,
+        *,
+        counted: str = "messages",
+    ) -> None:
         if self._listener is None:
             return
         frames = encode(kind, number, body)
         if self._listener.send(member.peer, frames):
-            counted = "weights" if kind == "weights" else "messages"
             member.sent[counted] += sum(map(len, frames))
         elif member.connected:
             self._find_lost()
@@ -304,13 +332,13 @@ class Gateway:
 
     def _handle(self, name: str, member: _Member, message: Message) -> None:
         match message.kind, message.body:
-            case "up", [received, np.ndarray() as body, list(attachments)] if _whole(received):
+            case "up", [received, np.ndarray() as body, list(trajectories), list(columns)] if (
+                _whole(received)
+            ):
                 if body.nbytes > MOST_BYTES:
                     raise MalformedMessageError(f"a message has {body.nbytes} bytes")
                 if accepts(member.received, message.number):
-                    for slot, length, arrays in attachments:
-                        self._store(slot, length, arrays)
-                        member.arrived["trajectories"] += nbytes(arrays)
+                    self._store_all(member, trajectories, columns)
                     member.received = message.number
                     member.arrived["messages"] += body.nbytes
                     self._link.send(NodeSent(name, message.number, received, body.tobytes()))
@@ -376,11 +404,28 @@ class Gateway:
             if member is not None and member.connected:
                 self._send(member, "answers", 0, answers)
 
+    def _store_all(
+        self, member: _Member, trajectories: Sequence[Any], columns: Sequence[Any]
+    ) -> None:
+        """Write data of slots that a node has sent with a message."""
+        for slot, length, arrays in trajectories:
+            self._store(slot, length, arrays)
+            member.arrived["trajectories"] += nbytes(arrays)
+        for slot, first, items, arrays in columns:
+            self._store_drawn(slot, first, items, arrays)
+            member.arrived["draws"] += nbytes(arrays)
+
     def _store(self, slot: Any, length: Any, arrays: Any) -> None:
         """Write a trajectory into its slot."""
         if type(slot) is not int or not 0 <= slot < self._arena.slots:
             raise MalformedMessageError(f"there is no slot {slot!r:.20}")
         self._attachments.write(self._arena.views(slot), length, arrays)
+
+    def _store_drawn(self, slot: Any, first: Any, items: Any, arrays: Any) -> None:
+        """Write columns that a replay shard has drawn."""
+        if self._draws is None or type(slot) is not int or not 0 <= slot < self._draws.slots:
+            raise MalformedMessageError(f"there is no slot {slot!r:.20} of draws")
+        self._columns.write(self._draws.views(slot), first, items, arrays)
 
 
 def _whole(*values: object) -> bool:
@@ -395,19 +440,21 @@ def main(payload: bytes, descriptors: Sequence[int]) -> int:
 
     Args:
         payload: a packed `StartGateway`.
-        descriptors: the end of the link, the slots, the weights, doorbells.
+        descriptors: the end of the link, the slots, the weights, with replay the draws, doorbells.
     """
     outlive_sigterm()
     permit_open_files()
     start = MESSAGES.decode(msgpack.unpackb(payload, strict_map_key=False))
     if not isinstance(start, StartGateway):
         raise BrokenChannelError(f"a gateway starts with StartGateway, not {type(start).__name__}")
-    number, slots, weights, *bells = descriptors
+    number, slots, weights, *rest = descriptors
+    draws = None if start.draws is None else rest.pop(0)
+    bells = [Doorbell(bell) for bell in rest]
     end = socket.socket(fileno=number)
     end.setblocking(False)
 
     async def run() -> None:
-        await Gateway(start, end, slots, weights, [Doorbell(bell) for bell in bells]).run()
+        await Gateway(start, end, slots, weights, bells, draws=draws).run()
 
     loops.run(run())
     return 0

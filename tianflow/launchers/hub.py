@@ -1,4 +1,4 @@
-"""The coordinator's side of the nodes of a run: which there are, what they run, and the stream of
+"""The coordinator's side of the nodes of a run: which there are, their hosts, and the stream of
 messages to each.
 
 The gateway only relays. Messages stay here until a node has acknowledged them, so nothing is lost
@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tianflow import __version__
+from tianflow.channels.direct import require_reachable
 from tianflow.channels.frames import MalformedMessageError
 from tianflow.channels.messages import (
     MESSAGES,
@@ -38,6 +39,8 @@ from tianflow.channels.messages import (
 from tianflow.channels.node_messages import (
     PROTOCOL,
     CloseNode,
+    DirectAddress,
+    DirectTraffic,
     ForkHost,
     FromHost,
     HostForked,
@@ -49,19 +52,28 @@ from tianflow.channels.node_messages import (
     NodeUnable,
     OpenNode,
     RequestCut,
+    SetPlaces,
     SetSlots,
     ToHost,
     pack,
     unpack,
 )
 from tianflow.channels.stream import ReliableStream
-from tianflow.core.payloads import NO_VERSION, Version
-from tianflow.core.program import MOVED, NODE_LEFT, NODE_LOST, NODE_NAME
+from tianflow.core.payloads import NO_VERSION, Prioritise, StoreTrajectory, Version
+from tianflow.core.program import (
+    ACTORS,
+    MOVED,
+    NODE_LEFT,
+    NODE_LOST,
+    NODE_NAME,
+    NODE_ROLES,
+    REPLAY,
+)
 from tianflow.core.statistics import NodeStatistics
 from tianflow.errors import BrokenChannelError, RunError
 from tianflow.interfaces import Connection
 from tianflow.logs import logger
-from tianflow.planning.placement import bells_on_node, servers_of
+from tianflow.planning.placement import bells_on_node, servers_of, shards_on_nodes
 
 if TYPE_CHECKING:
     from tianflow.channels.shm import SharedTransport
@@ -70,6 +82,8 @@ if TYPE_CHECKING:
 
 TAKEN_S = 3.0
 """Seconds without a word after which another process may take the name of a node."""
+_Sent = tuple[bytes, StoreTrajectory | None, Prioritise | None]
+"""A message to a node, and the slots whose data go with it."""
 CHECK_S = 0.5
 """Seconds between two looks at the leases."""
 WAIT_REPORT_S = 10.0
@@ -85,10 +99,13 @@ class NodeHostProcess:
     Args:
         node: that runs it.
         number: of the host among those of the run.
+        role: of the node for which it is there.
+        host: its name.
     """
 
-    def __init__(self, node: Node, number: int) -> None:
+    def __init__(self, node: Node, number: int, role: str, host: str) -> None:
         self._node, self._number = node, number
+        self.role, self.host = role, host
         self.pid = 0
         loop = asyncio.get_running_loop()
         self.forked: asyncio.Future[int] = loop.create_future()
@@ -106,6 +123,11 @@ class NodeHostProcess:
     def node(self) -> str:
         """Name of its node."""
         return self._node.name
+
+    @property
+    def place(self) -> str:
+        """The place of its node; see `tianflow.interfaces.ShardPort`."""
+        return self._node.incarnation
 
     @property
     def reachable(self) -> bool:
@@ -170,7 +192,13 @@ class NodeLink:
         if isinstance(message, Granted):
             self._process.actors.add(message.holder)
             self._node.granting(message.grant)
-        self._node.post(ToHost(self._number, MESSAGES.encode(message)))
+        relayed = ToHost(self._number, MESSAGES.encode(message))
+        if isinstance(message, StoreTrajectory) and not message.place:
+            self._node.post_with(relayed, store=message)
+        elif isinstance(message, Prioritise):
+            self._node.post_with(relayed, prioritise=message)
+        else:
+            self._node.post(relayed)
 
     def send_threadsafe(self, message: object) -> None:
         """Not used: the coordinator has one thread."""
@@ -209,11 +237,15 @@ class Node:
         name: unique among the nodes of the run.
         incarnation: of its process.
         cores: that its hosts may use.
+        roles: that it offers.
     """
 
-    def __init__(self, hub: NodeHub, name: str, incarnation: str, cores: int) -> None:
+    def __init__(
+        self, hub: NodeHub, name: str, incarnation: str, cores: int, roles: Sequence[str]
+    ) -> None:
         self._hub, self.name, self.incarnation, self.cores = hub, name, incarnation, cores
-        self._stream: ReliableStream[bytes] = ReliableStream()
+        self.roles = tuple(roles)
+        self._stream: ReliableStream[_Sent] = ReliableStream()
         self._turn: list[object] = []
         self._turn_ends = self._acknowledging = False
         self.connected = self.ready = self.leaving = False
@@ -224,9 +256,14 @@ class Node:
         self.granted: dict[int, int] = {}
         """Ticket by slot, of the last grant of each slot to a host here."""
         self.traffic: NodeTraffic | None = None
+        self.direct = DirectTraffic(0, 0, 0, {})
+        """Its counts of direct links, so far."""
+        self.listens: DirectAddress | None = None
+        """Where it takes trajectories of other nodes."""
         self._handlers = Handlers(
             {
-                NodeReady: lambda _: self._became_ready(),
+                NodeReady: self._became_ready,
+                DirectTraffic: lambda message: hub.count_direct(self, message),
                 NodeUnable: lambda message: hub.refuse(self, message.reason),
                 NodeLeaves: lambda _: hub.leave(self),
                 HostForked: self._forked,
@@ -251,9 +288,14 @@ class Node:
         """True if it is connected, and was heard just now."""
         return self.connected and time.monotonic() - self.heard < TAKEN_S
 
-    def works(self) -> bool:
-        """True if it takes further hosts."""
-        return self.ready and self.connected and not self.leaving
+    def works(self, role: str = "") -> bool:
+        """True if it takes further hosts; of ``role``, if that is given."""
+        able = self.ready and self.connected and not self.leaving
+        return able and (not role or role in self.roles)
+
+    def count(self, role: str) -> int:
+        """Number of its hosts of ``role``."""
+        return sum(process.role == role for process in self.hosts.values())
 
     # Stream
     # ----------------------------------------------------------------------------------------------
@@ -265,6 +307,19 @@ class Node:
             self._turn_ends = True
             asyncio.get_running_loop().call_soon(self._end_turn)
 
+    def post_with(
+        self,
+        message: object,
+        *,
+        store: StoreTrajectory | None = None,
+        prioritise: Prioritise | None = None,
+    ) -> None:
+        """Send a message with the data of a slot. It ends the turn, and the slot must not change
+        until the node has them.
+        """
+        self._turn.append(message)
+        self.push(store, prioritise)
+
     def granting(self, grant: Grant) -> None:
         """A host here is about to get ``grant``, and needs the weights that it names."""
         self.granted[grant.slot] = grant.ticket
@@ -274,16 +329,18 @@ class Node:
         self._turn_ends = False
         self.push()
 
-    def push(self) -> None:
-        """Send what was posted in this turn now."""
+    def push(
+        self, store: StoreTrajectory | None = None, prioritise: Prioritise | None = None
+    ) -> None:
+        """Send what was posted in this turn now, with the data of a slot."""
         if self._turn:
-            self._stream.post(pack(self._turn))
+            self._stream.post((pack(self._turn), store, prioritise))
             self._turn.clear()
             self._pump()
 
     def _pump(self) -> None:
-        for number, body in self._stream.due():
-            self._hub.to_gateway(SendToNode(self.name, number, self._stream.received, body))
+        for number, sent in self._stream.due():
+            self._hub.to_gateway(SendToNode(self.name, number, self._stream.received, *sent))
 
     def attach(self, connection: bytes, received: int) -> None:
         """A connection to the node stands; it has accepted messages up to ``received``."""
@@ -326,9 +383,13 @@ class Node:
     # Hosts
     # ----------------------------------------------------------------------------------------------
 
-    def _became_ready(self) -> None:
+    def _became_ready(self, message: NodeReady) -> None:
         self.ready = True
-        log.info("a node works", node=self.name, cores=self.cores)
+        log.info("a node works", node=self.name, cores=self.cores, roles=",".join(self.roles))
+        if message.address:
+            self.listens = DirectAddress(self.name, message.address, message.key)
+            self._hub.check(self.listens)
+            self._hub.set_places()
         self._hub.changed()
 
     def _forked(self, message: HostForked) -> None:
@@ -363,14 +424,20 @@ class NodeSeat:
 
     address = "shm://"
 
-    def __init__(self, hub: NodeHub, node: Node, number: int) -> None:
+    def __init__(self, hub: NodeHub, node: Node, number: int, role: str, host: str) -> None:
         self._hub, self._node, self._number = hub, node, number
-        self.process = node.hosts[number] = NodeHostProcess(node, number)
+        self.process = NodeHostProcess(node, number, role, host)
+        node.hosts[number] = self.process
 
     @property
     def node(self) -> str:
         """Name of the node."""
         return self._node.name
+
+    @property
+    def has_draws(self) -> bool:
+        """True if hosts of the node map slots of draws."""
+        return self._hub.gives_draws(self._node)
 
     def connect(self) -> Connection:
         """A connection through the node."""
@@ -379,7 +446,9 @@ class NodeSeat:
 
     async def start(self, name: str, payload: bytes, _: Sequence[int]) -> NodeHostProcess:
         """`tianflow.interfaces.StartProcess` on the node."""
-        self._node.post(ForkHost(self._number, name, payload, self._hub.publish()))
+        # A replay shard reads no weights, and a node without actors gets none.
+        version = self._hub.publish() if self.process.role == ACTORS else NO_VERSION
+        self._node.post(ForkHost(self._number, name, payload, version))
         try:
             await asyncio.shield(self.process.forked)
         except asyncio.CancelledError:
@@ -425,6 +494,10 @@ class NodeHub:
         self._published = NO_VERSION
         self._bytes: dict[str, tuple[Counter[str], Counter[str]]] = {}
         """Bytes that each node was sent, and has sent, by kind, since the run began here."""
+        self._places: dict[str, DirectAddress] = {}
+        """Where nodes listen, as the last `SetPlaces` says."""
+        self._direct: dict[str, Counter[str]] = {}
+        """Bytes that each node has sent to other nodes, and received from them, likewise."""
         self._waiting: dict[str, float] = {}
         """Hosts without a place, and since when."""
         self._reported = 0.0
@@ -497,8 +570,7 @@ class NodeHub:
 
     def _count(self, message: ConnectionsCounted) -> None:
         self.connections += message.accepted - self._counted.accepted
-        for reason, number in message.refused.items():
-            self.connections_refused[reason] += number - self._counted.refused.get(reason, 0)
+        self._add_refused(message.refused, self._counted.refused)
         self._counted = message
 
     def _disconnected(self, message: NodeDisconnected) -> None:
@@ -525,6 +597,44 @@ class NodeHub:
                 # a gateway that was started again, or a node that joined again, counts from 0
                 sums[place][kind] += number - last if number >= last else number
 
+    def count_direct(self, node: Node, message: DirectTraffic) -> None:
+        """``node`` has counted its links to other nodes."""
+        before, node.direct = node.direct, message
+        sums = self._direct.setdefault(node.name, Counter())
+        sums["sent"] += message.sent - before.sent
+        sums["received"] += message.received - before.received
+        self.connections += message.accepted - before.accepted
+        self._add_refused(message.refused, before.refused)
+
+    def _add_refused(self, refused: Mapping[str, int], before: Mapping[str, int]) -> None:
+        for reason, number in refused.items():
+            self.connections_refused[reason] += number - before.get(reason, 0)
+
+    def check(self, listens: DirectAddress) -> None:
+        """MalformedMessageError if other nodes could not connect to what ``listens``."""
+        require_reachable(listens, encrypted=self._run.settings.value.config.cluster.curve)
+
+    def set_places(self) -> None:
+        """Send all nodes where nodes listen for trajectories, if that has changed."""
+        places = {
+            node.incarnation: node.listens
+            for node in self._nodes.values()
+            if node.listens is not None
+        }
+        if places != self._places:
+            self._places = places
+            for node in self._nodes.values():
+                node.post(SetPlaces(places))
+
+    def gives_draws(self, node: Node) -> bool:
+        """True if ``node`` may get replay shards."""
+        return REPLAY in node.roles and REPLAY in self._roles
+
+    @property
+    def _roles(self) -> Sequence[str]:
+        """Roles that the run gives to nodes."""
+        return NODE_ROLES if shards_on_nodes(self._run.settings.value.config) else (ACTORS,)
+
     def _cut(self, slot: int, ticket: int) -> None:
         for node in self._nodes.values():
             if node.granted.get(slot) == ticket:
@@ -543,9 +653,10 @@ class NodeHub:
         hello = message.hello
         try:
             problem = self._mismatch(hello)
+            roles = _checked_roles(hello["roles"])
             name, incarnation, cores, received, before = (
                 _checked(hello["name"], str),
-                _checked(hello["incarnation"], str),
+                _checked_incarnation(hello["incarnation"]),
                 _checked(hello["cores"], int),
                 _checked(hello["received"], int),
                 _checked(hello["before"], str),
@@ -565,27 +676,55 @@ class NodeHub:
         elif known is not None and before != known.incarnation and known.speaks:
             taken = f"the name {name!r} is taken by a node that is connected"
             self._refuse(message, taken, again=False)
-        elif cores < 1:
-            self._refuse(message, f"it offers {cores} cores; at least 1 is needed")
+        elif missing := self._missing(name, cores, roles):
+            self._refuse(message, missing)
         else:
             if known is not None:
                 self._lose(known, NODE_LOST, "its process was started again")
-            node = self._nodes[name] = Node(self, name, incarnation, cores)
-            log.info("a node joins", node=name, cores=cores)
-            settings = self._run.settings
-            node.post(
-                OpenNode(
-                    self._run.id,
-                    PutSettings.of(settings.value, settings.key),
-                    self._run.spec,
-                    self._slots.arena.layout,
-                    self._slots.arena.capacity,
-                    self._slots.arena.slots,
-                    bells_on_node(settings.value.config),
-                    servers_of(settings.value.config),
-                )
-            )
+            node = self._nodes[name] = Node(self, name, incarnation, cores, roles)
+            log.info("a node joins", node=name, cores=cores, roles=",".join(roles))
+            node.post(self._opening(node))
+            if self._places:
+                node.post(SetPlaces(self._places))
             self._admit(message, node, 0, fresh=True)
+
+    def _opening(self, node: Node) -> OpenNode:
+        settings, arena = self._run.settings, self._slots.arena
+        config, draws = settings.value.config, None
+        if self.gives_draws(node):
+            draws = self._slots.draws
+        return OpenNode(
+            self._run.id,
+            PutSettings.of(settings.value, settings.key),
+            self._run.spec,
+            arena.layout,
+            arena.capacity,
+            arena.slots,
+            bells_on_node(config),
+            servers_of(config),
+            None if draws is None else draws.layout,
+            0 if draws is None else draws.capacity,
+            str(self._run.directory) if draws is not None and config.checkpoint.replay else "",
+        )
+
+    def _missing(self, name: str, cores: int, roles: Sequence[str]) -> str:
+        """What the run would miss if node ``name`` offered this, in words; "": nothing.
+
+        A run that has as many nodes as it expects begins, so one of them has to offer each role
+        that it gives to nodes.
+        """
+        if cores < 1:
+            return f"it offers {cores} cores; at least 1 is needed"
+        others = [node for node in self._nodes.values() if node.name != name]
+        offered = {*roles, *(role for node in others for role in node.roles)}
+        missing = next((role for role in self._roles if role not in offered), "")
+        if not missing or self._complete or len(others) + 1 < self._expect:
+            return ""
+        return (
+            f"no node offers the role {missing!r}, and the run has the {self._expect} nodes of "
+            f"cluster.expect with it: start one with --roles {missing} or actors,replay first"
+            + (', or set cluster.replay = "head"' if missing == REPLAY else "")
+        )
 
     def _mismatch(self, hello: Mapping[str, Any]) -> str:
         """Why a process cannot be a node of this run; "" if it can."""
@@ -620,7 +759,7 @@ class NodeHub:
     def refuse(self, node: Node, reason: str) -> None:
         """``node`` cannot run the hosts of this run."""
         self.refused += 1
-        log.error("a node cannot make the environment", node=node.name, why=reason)
+        log.error("a node cannot take part", node=node.name, why=reason)
         self._remove(node, NODE_LOST)
 
     # Leaving
@@ -628,7 +767,8 @@ class NodeHub:
 
     def leave(self, node: Node) -> None:
         """``node`` was asked to end: its hosts hand over what they have."""
-        node.leaving = True
+        node.leaving, node.listens = True, None
+        self.set_places()
         log.info("a node leaves", node=node.name, hosts=len(node.hosts))
         for process in list(node.hosts.values()):
             process.end_for(NODE_LEFT)
@@ -674,6 +814,7 @@ class NodeHub:
             del self._nodes[node.name]
             node.detach()
             self.to_gateway(ForgetNode(node.name, False))
+            self.set_places()
         for process in list(node.hosts.values()):
             process.cause = reason
             process.end(-9)
@@ -703,42 +844,75 @@ class NodeHub:
         """Move hosts to nodes with more free cores. A host moves only if it has more of a core
         there, so no host moves back.
         """
-        working = [node for node in self._nodes.values() if node.works()]
+        working = [node for node in self._nodes.values() if node.works(ACTORS)]
         staying = {
-            node: [process for process in node.hosts.values() if not process.cause]
+            node: [
+                process
+                for process in node.hosts.values()
+                if not process.cause and process.role == ACTORS
+            ]
             for node in working
         }
-        coming = dict.fromkeys(working, 0)
+        # A shard stays: it would lose its items.
+        coming = {node: node.count(REPLAY) for node in working}
+        others = dict(coming)
 
         def there(node: Node) -> float:
             return (len(staying[node]) + coming[node] + 1) / node.cores
+
+        def now(node: Node) -> float:
+            return (len(staying[node]) + others[node]) / node.cores if staying[node] else 0.0
 
         for node in self._nodes.values():
             for process in node.hosts.values():
                 if process.cause == MOVED and working:  # it has not arrived yet
                     coming[min(working, key=there)] += 1
         while working:
-            most = max(working, key=lambda node: len(staying[node]) / node.cores)
+            most = max(working, key=now)
             least = min(working, key=there)
-            if there(least) >= len(staying[most]) / most.cores:
+            if there(least) >= now(most):
                 return
             coming[least] += 1
             staying[most].pop().end_for(MOVED)
 
     async def place(self, host: str) -> NodeSeat:
-        """A place for ``host`` on the node with the fewest hosts a core."""
+        """A place for ``host``, which has actors, on the node with the fewest hosts a core."""
         while True:
-            working = [node for node in self._nodes.values() if node.works()]
+            working = self._working(ACTORS)
             if working and self._complete:
                 node = min(working, key=lambda node: node.load)
-                number = next(self._numbers)
-                return NodeSeat(self, node, number)
-            self._joined.clear()
-            self._waiting[host] = time.monotonic()
-            try:
-                await self._joined.wait()
-            finally:
-                del self._waiting[host]
+                return NodeSeat(self, node, next(self._numbers), ACTORS, host)
+            await self._wait_for_node(host)
+
+    async def place_shard(self, host: str) -> NodeSeat | None:
+        """A place for ``host``, which has a replay shard, on the node with the fewest shards; None:
+        it belongs on the head.
+
+        Before the run has the nodes that it expects, it waits. Later the head has a shard rather
+        than that it waits for a node.
+        """
+        if REPLAY not in self._roles:
+            return None
+        while not self._complete:
+            await self._wait_for_node(host)
+        working = self._working(REPLAY)
+        if not working:
+            log.warning("no node takes a replay shard: it runs on the head", host=host)
+            return None
+        node = min(working, key=lambda node: (node.count(REPLAY), node.load))
+        return NodeSeat(self, node, next(self._numbers), REPLAY, host)
+
+    def _working(self, role: str) -> list[Node]:
+        return [node for node in self._nodes.values() if node.works(role)]
+
+    async def _wait_for_node(self, host: str) -> None:
+        """Wait until another node works."""
+        self._joined.clear()
+        self._waiting[host] = time.monotonic()
+        try:
+            await self._joined.wait()
+        finally:
+            del self._waiting[host]
 
     def statistics(self) -> dict[str, NodeStatistics]:
         """See `tianflow.interfaces.NodesView`."""
@@ -749,12 +923,19 @@ class NodeHub:
             actors = {name for process in node.hosts.values() for name in process.actors}
             weights = NO_VERSION if traffic is None else traffic.weights
             sent, received = self._bytes.get(node.name, (Counter[str](), Counter[str]()))
+            direct = self._direct.get(node.name, Counter())
             lag = published.number - weights.number if weights.lineage == published.lineage else 0
             found[node.name] = NodeStatistics(
                 up=node.connected,
                 ready=node.works(),
                 cores=node.cores,
+                roles=node.roles,
                 hosts=len(node.hosts),
+                shards=tuple(
+                    sorted(
+                        process.host for process in node.hosts.values() if process.role == REPLAY
+                    )
+                ),
                 actors=tuple(sorted(actors)),
                 late=tuple(sorted(actors & late)),
                 silent_s=now - node.heard,
@@ -763,6 +944,8 @@ class NodeHub:
                 unacknowledged=node.unacknowledged,
                 sent_bytes=dict(sent),
                 received_bytes=dict(received),
+                direct_sent_bytes=direct["sent"],
+                direct_received_bytes=direct["received"],
             )
         return found
 
@@ -775,6 +958,19 @@ def python_version() -> str:
 def new_incarnation() -> str:
     """An identifier of a process that no other process has."""
     return secrets.token_hex(8)
+
+
+def _checked_incarnation(value: object) -> str:
+    if not (found := str(_checked(value, str))):  # "" is the place of the head
+        raise TypeError("its incarnation has no name")
+    return found
+
+
+def _checked_roles(value: object) -> list[str]:
+    roles = [_checked(role, str) for role in _checked(value, list)]
+    if not roles or not set(roles) <= set(NODE_ROLES):
+        raise TypeError(f"its roles are {roles!r:.80}; accepted: {', '.join(NODE_ROLES)}")
+    return roles
 
 
 def _checked(value: object, kind: type) -> Any:

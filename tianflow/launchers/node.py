@@ -1,8 +1,10 @@
-"""A node: the process that runs hosts of actors on a machine of its own, for a run elsewhere.
+"""A node: the process that runs hosts of actors or replay shards on a machine of its own, for a run
+elsewhere.
 
 Hosts do not know about it: they see a link, slots and weights in shared memory. The node relays
 their messages, sends the data of a trajectory with the message that commits it, and holds a grant
-back until the weights that it names are here.
+back until the weights that it names are here. The data of a trajectory for a shard on another node
+go straight there, before the message. The columns that a shard has drawn go with its answer.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +36,7 @@ from tianflow.channels.arena import (
     place_of,
     row_of,
 )
-from tianflow.channels.attachments import Attachments
+from tianflow.channels.direct import DirectListener, DirectSender
 from tianflow.channels.frames import (
     MALFORMED,
     MalformedMessageError,
@@ -43,11 +46,12 @@ from tianflow.channels.frames import (
     nbytes,
 )
 from tianflow.channels.link import RelayLink
-from tianflow.channels.messages import Granted, Handlers
+from tianflow.channels.messages import Abort, Commit, Drawn, Granted, Handlers
 from tianflow.channels.node_messages import (
     DEAD_S,
     PROTOCOL,
     CloseNode,
+    DirectTraffic,
     ForkHost,
     FromHost,
     HostForked,
@@ -59,15 +63,18 @@ from tianflow.channels.node_messages import (
     NodeUnable,
     OpenNode,
     RequestCut,
+    SetPlaces,
     SetSlots,
     ToHost,
     pack,
     unpack,
 )
 from tianflow.channels.shm import SharedMemory, SharedTransport, SharedWeights
+from tianflow.channels.slot_contents import SlotContents
 from tianflow.channels.stream import ReliableStream
 from tianflow.channels.tcp import RefusedConnectionError, TcpConnection, new_context
-from tianflow.core.payloads import NO_VERSION, Version
+from tianflow.core.payloads import NO_VERSION, DrawPart, Version
+from tianflow.core.program import ACTORS, NODE_ROLES
 from tianflow.errors import (
     BrokenChannelError,
     ConfigError,
@@ -80,7 +87,7 @@ from tianflow.launchers.processes import PRELOAD, TARGET
 from tianflow.logs import logger
 from tianflow.planning.memory import usable_memory
 from tianflow.planning.probe import probe
-from tianflow.rundir.join_file import JoinFile
+from tianflow.rundir.join_file import NAME, JoinFile
 
 if TYPE_CHECKING:
     from tianflow.channels.doorbell import Doorbell
@@ -136,11 +143,28 @@ class RefusedNodeError(TianflowError):
         super().__init__(summary)
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A message of a host to the head, with data of slots. It leaves after those before it.
+
+    ``ready``: False while the data are on their way to another node.
+    """
+
+    message: object
+    trajectories: Sequence[Any] = ()
+    columns: Sequence[Any] = ()
+    ready: bool = True
+
+
 class _Host:
     """A host process on this node."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.waiting: deque[_Waiting] = deque()
+        """Its messages that have not left, because the first one is not ready."""
+        self.drawing: dict[int, tuple[int, int, int]] = {}
+        """(slot, first column, count) of the draws that it was asked for."""
         self.link: RelayLink | None = None
         self.process: ForkedHost | None = None
         self.killed = False
@@ -168,10 +192,20 @@ class Membership:
         name: of the node.
         cores: that its hosts may use.
         before: the incarnation that this one follows; "": none.
+        roles: that it offers.
     """
 
-    def __init__(self, *, join: JoinFile, name: str, cores: int, before: str) -> None:
+    def __init__(
+        self,
+        *,
+        join: JoinFile,
+        name: str,
+        cores: int,
+        before: str,
+        roles: Sequence[str] = NODE_ROLES,
+    ) -> None:
         self._join, self._name, self._cores, self._before = join, name, cores, before
+        self._roles = roles
         self._forker = HostForker(run_id=join.run, preload=PRELOAD)
         self._stack = contextlib.AsyncExitStack()
         self.incarnation = new_incarnation()
@@ -181,7 +215,7 @@ class Membership:
         """
         self._context: Context = new_context()
         self._connection: TcpConnection | None = None
-        self._stream: ReliableStream[tuple[bytes, Sequence[Any]]] = ReliableStream()
+        self._stream: ReliableStream[tuple[bytes, Sequence[Any], Sequence[Any]]] = ReliableStream()
         self._first: list[bytes] | None = []
         """Messages that came until the first one was decoded; None afterwards."""
         self._turn: list[object] = []
@@ -211,13 +245,20 @@ class Membership:
         """Numbers of the hosts that were ordered."""
         self._open_slots: dict[int, int] = {}
         """Ticket by slot, of grants to hosts here."""
-        self._attachments: Attachments | None = None
+        self._contents: SlotContents | None = None
+        self._granted: dict[int, str] = {}
+        """By slot, the place where the trajectory of its last grant here is to lie."""
+        self._listener: DirectListener | None = None
+        self._sender = DirectSender(context=self._context, keys=join.keys, place=self.incarnation)
+        self._traffic = DirectTraffic(0, 0, 0, {})
+        """As it was reported."""
         self._progress: dict[int, tuple[int, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers = Handlers(
             {
                 OpenNode: self._open,
                 SetSlots: self._set_slots,
+                SetPlaces: self._set_places,
                 RequestCut: self._request_cut,
                 ForkHost: self._order_host,
                 KillHost: self._kill_host,
@@ -237,6 +278,9 @@ class Membership:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._stack.aclose()
+            self._sender.close()
+            if self._listener is not None:
+                self._listener.close()
             if self._connection is not None:
                 self._connection.close(farewell=True)
             for host in list(self._hosts.values()):
@@ -290,6 +334,7 @@ class Membership:
                 "before": self._before,
                 "received": self._stream.received,
                 "cores": self._cores,
+                "roles": list(self._roles),
             },
         )
 
@@ -314,6 +359,18 @@ class Membership:
                 return
             self._send("beat", 0, [self._stream.received, self._new_progress(), self._echo])
             self._echo = 0.0
+            self._report_traffic()
+
+    def _report_traffic(self) -> None:
+        """Report the links to other nodes, if they have carried anything."""
+        sent, listener = self._sender.sent, self._listener
+        traffic = DirectTraffic(sent, 0, 0, {})
+        if listener is not None:
+            found = listener.statistics()
+            traffic = DirectTraffic(sent, listener.received, found.accepted, found.refused)
+        if traffic != self._traffic:
+            self._traffic = traffic
+            self._post(traffic)
 
     def _new_progress(self) -> list[tuple[int, int, int]]:
         """(slot, ticket, steps) of the environments that have moved."""
@@ -363,9 +420,10 @@ class Membership:
                 self._end("lost")
             case "refused", [str(reason), bool(again)]:
                 self._fail(RefusedNodeError(reason, again=again))
-            case "down", [int(received), np.ndarray() as body]:
+            case "down", [int(received), np.ndarray() as body, list(trajectories), list(columns)]:
                 self._acknowledge(received)
                 if message.number and self._stream.accept(message.number):
+                    self._inside_first(trajectories, columns)
                     self._take(body.tobytes())
                 self._pump()
             case "weights", [int(lineage), int(number), int(size), sent]:
@@ -378,6 +436,13 @@ class Membership:
                 self._end(how)
             case kind, _:
                 raise MalformedMessageError(f"the gateway sent {kind!r:.40}")
+
+    def _inside_first(self, trajectories: Sequence[Any], columns: Sequence[Any]) -> None:
+        """Write the data of slots, before the message that is about them is handled."""
+        for trajectory in trajectories:
+            self._inside.write(*trajectory)
+        for priorities in columns:
+            self._inside.write_priorities(*priorities)
 
     def _take(self, body: bytes) -> None:
         """Handle the messages in ``body``. The first one has the settings of the run: to decode it
@@ -415,11 +480,13 @@ class Membership:
     # Messages
     # ----------------------------------------------------------------------------------------------
 
-    def _post(self, message: object, attachments: Sequence[Any] = ()) -> None:
-        """Send with the others of this turn; attachments end the turn."""
+    def _post(
+        self, message: object, trajectories: Sequence[Any] = (), columns: Sequence[Any] = ()
+    ) -> None:
+        """Send with the others of this turn; data of slots end the turn."""
         self._turn.append(message)
-        if attachments:
-            self._push(attachments)
+        if trajectories or columns:
+            self._push(trajectories, columns)
         elif not self._turn_ends:
             self._turn_ends = True
             asyncio.get_running_loop().call_soon(self._end_turn)
@@ -427,10 +494,10 @@ class Membership:
     def _end_turn(self) -> None:
         self._turn_ends = False
         if self._turn:
-            self._push(())
+            self._push((), ())
 
-    def _push(self, attachments: Sequence[Any]) -> None:
-        self._stream.post((pack(self._turn), attachments))
+    def _push(self, trajectories: Sequence[Any], columns: Sequence[Any]) -> None:
+        self._stream.post((pack(self._turn), trajectories, columns))
         self._turn.clear()
         self._pump()
         if len(self._stream) >= MOST_WAITING and not self._held_back:
@@ -446,9 +513,10 @@ class Membership:
                 host.read(True)
 
     def _pump(self) -> None:
-        for number, (body, attachments) in self._stream.due():
+        for number, (body, trajectories, columns) in self._stream.due():
             data = np.frombuffer(body, np.uint8)
-            self._send("up", number, [self._stream.received, data, list(attachments)])
+            sent = [self._stream.received, data, list(trajectories), list(columns)]
+            self._send("up", number, sent)
 
     # Run
     # ----------------------------------------------------------------------------------------------
@@ -460,11 +528,12 @@ class Membership:
             raise MalformedMessageError("the run is not open here")
         return self._slots
 
-    def _require_slot(self, slot: Any, *others: Any) -> None:
-        """Refuse a ``slot`` that does not exist here, and ``others`` that are not numbers."""
-        whole = all(type(value) is int and 0 <= value < 2**63 for value in (slot, *others))
-        if not whole or slot >= self._memory.arena.slots:
-            raise MalformedMessageError(f"there is no slot {slot!r:.20}, or {others!r:.60}")
+    @property
+    def _inside(self) -> SlotContents:
+        """Contents of the slots. MalformedMessageError likewise."""
+        if self._contents is None:
+            raise MalformedMessageError("the run is not open here")
+        return self._contents
 
     def _open(self, message: OpenNode) -> None:
         layout, config = message.layout, message.settings.live.config
@@ -474,19 +543,42 @@ class Membership:
             raise MalformedMessageError(f"{layout.steps} steps have {layout.nbytes} bytes")
         try:
             self._slots = SharedTransport(
-                layout=layout, capacity=message.capacity, bells=message.bells
+                layout=layout,
+                capacity=message.capacity,
+                draws=message.draws,
+                draw_slots=message.draw_slots,
+                bells=message.bells,
             )
             self._add_slots(message.slots)
+            self._contents = SlotContents(
+                self._slots.arena, self._slots.draws, config.cluster.encoding
+            )
         except TianflowError as error:
             self._unable(str(error))
             return
         self._say_stored()
-        self._attachments = Attachments(layout, config.cluster.encoding)
         self._servers = self._slots.bells[: message.servers]
         self._requests = SlotRequests(self._slots.arena, index=0, servers=1)
         for bell in self._servers:
             asyncio.get_running_loop().add_reader(bell.fd, self._ask, bell)
         self._start(self._prepare(message))
+
+    async def _prepare_replay(self, directory: str) -> None:
+        """Prepare for replay shards, which write into ``directory`` unless it is "". TianflowError
+        if they could not work here.
+        """
+        if directory and not await asyncio.to_thread(sees_run, Path(directory), self._join):
+            raise TianflowError(
+                f"checkpoint.replay = true: shards here could not write into {directory}, the "
+                "directory of the run. Accepted: a directory of runs that all machines see, "
+                'checkpoint.replay = false, cluster.replay = "head", or --roles actors here'
+            )
+        self._listener = DirectListener(
+            host=await asyncio.to_thread(own_host, self._join.address),
+            keys=self._join.keys,
+            place=self.incarnation,
+            store=self._inside.store,
+        )
 
     def _ask(self, bell: Doorbell) -> None:
         """Send the requests of hosts here to the inference servers of the head."""
@@ -504,7 +596,7 @@ class Membership:
         """Hand the answers of inference servers to the hosts that wait for them."""
         slots, places = self._memory, set()
         for slot, request, lineage, number, fields in answers:
-            self._require_slot(slot, request)
+            self._inside.require(slot, request)
             views, place = slots.arena.request_views(slot), place_of(request)
             if set(fields) != set(answer_fields(views)) or place >= len(slots.bells):
                 raise MalformedMessageError("an answer has other fields than the run")
@@ -535,7 +627,7 @@ class Membership:
 
     async def _prepare(self, message: OpenNode) -> None:
         """Make the environment once, in a process of its own: a host that cannot make it would end
-        the run. Then take hosts.
+        the run. Prepare for replay shards, if there may be some. Then take hosts.
         """
         config, lines = message.settings.live.config, list[str]()
         try:
@@ -549,12 +641,18 @@ class Membership:
             ]
             if not lines and answer.spec != message.spec:
                 lines = [f"env.id = {config.env.id}: has other spaces here than at the head"]
+        try:
+            if not lines and message.draws is not None:
+                await self._prepare_replay(message.directory)
+        except TianflowError as error:
+            lines = [str(error)]
         if lines:
             self._unable("; ".join(lines))
             return
         await self._stack.enter_async_context(self._forker)
         self._ready = True
-        self._post(NodeReady())
+        listener = self._listener
+        self._post(NodeReady() if listener is None else NodeReady(listener.address, listener.key))
 
     def _set_slots(self, message: SetSlots) -> None:
         more = message.slots - self._memory.arena.slots
@@ -562,8 +660,12 @@ class Membership:
             raise MalformedMessageError("slots do not become fewer")
         self._add_slots(more)
 
+    def _set_places(self, message: SetPlaces) -> None:
+        if ACTORS in self._roles:
+            self._sender.connect(message.places)
+
     def _request_cut(self, message: RequestCut) -> None:
-        self._require_slot(message.slot, message.ticket)
+        self._inside.require(message.slot, message.ticket)
         self._memory.arena.request_cut(message.slot, message.ticket)
 
     def _store_weights(self, version: Version, flat: Any) -> None:
@@ -579,8 +681,8 @@ class Membership:
             self._release(self._held.popleft()[1])
 
     def _say_stored(self) -> None:
-        """Say which weights are here: the gateway sends newer ones then."""
-        if self._slots is not None:
+        """Say which weights are here: the gateway sends newer ones then. Only actors need them."""
+        if self._slots is not None and ACTORS in self._roles:
             self._send("stored", 0, list(self._version))
 
     def _hold(self, version: Version, message: object) -> None:
@@ -602,12 +704,18 @@ class Membership:
     def _to_host(self, message: ToHost) -> None:
         name, fields = message.message
         if name == Granted.__name__:
-            ticket, slot, version = fields[2][:3]
-            self._require_slot(slot, ticket)
+            ticket, slot, version, *_, place = fields[2]
+            self._inside.require(slot, ticket)
+            self._inside.granted(slot, ticket)
             self._open_slots[slot] = ticket
+            self._granted[slot] = place
             self._hold(Version(*version), message)
-        else:
-            self._deliver(message)
+            return
+        if name == DrawPart.__name__ and message.number in self._hosts:
+            draw, slot, first, items = fields[:4]
+            self._inside.require_draw(slot)
+            self._hosts[message.number].drawing[draw] = slot, first, items
+        self._deliver(message)
 
     def _deliver(self, message: ToHost) -> None:
         host = self._hosts.get(message.number)
@@ -625,7 +733,7 @@ class Membership:
         connection = self._memory.connect(RelayLink)
         try:
             link = connection.open_link(
-                handle=lambda values: self._from_host(host.number, values),
+                handle=lambda values: self._from_host(host, values),
                 closed=lambda: None,
                 failed=self._fail,
             )
@@ -654,7 +762,7 @@ class Membership:
         link.drain()  # what it sent before it died still counts
         link.close()
         del self._hosts[host.number]
-        self._post(HostGone(host.number, status))
+        self._relay(host, _Waiting(HostGone(host.number, status)))
 
     def _kill_host(self, message: KillHost) -> None:
         host = self._hosts.get(message.number)
@@ -667,23 +775,63 @@ class Membership:
                 self._post(HostGone(message.number, -9))
                 return
 
-    def _from_host(self, number: int, values: Any) -> None:
+    def _from_host(self, host: _Host, values: Any) -> None:
         name, fields = values
-        message = FromHost(number, values)
-        if name == "Commit":
-            slot, length = fields[1][1:3]
-            self._open_slots.pop(slot, None)
-            self._post(message, [self._attachment(slot, length)])
-        else:
-            if name == "Abort":
-                self._open_slots.pop(fields[1], None)
-            self._post(message)
+        if name == Commit.__name__:
+            self._commit(host, fields)
+            return
+        found: Sequence[Any] = ()
+        if name == Abort.__name__:
+            self._open_slots.pop(fields[1], None)
+        elif name == Drawn.__name__:
+            slot, first, items = host.drawing.pop(fields[0])
+            if fields[1]:
+                found = [[slot, first, items, self._inside.drawn(slot, first, items)]]
+        self._relay(host, _Waiting(FromHost(host.number, values), columns=found))
 
-    def _attachment(self, slot: int, length: int) -> tuple[int, int, dict[str, Any]]:
-        """The data of ``slot``. It gets its next grant only once they have arrived."""
-        assert self._slots is not None
-        assert self._attachments is not None
-        return slot, length, self._attachments.of(self._slots.arena.views(slot), length)
+    def _commit(self, host: _Host, fields: Sequence[Any]) -> None:
+        """Relay the message that commits a trajectory. Its data leave for the head with it; or for
+        the place of its grant, before it. If that cannot be reached, they go to the head.
+        """
+        holder, trajectory, episodes, _ = fields
+        ticket, slot, length = trajectory[:3]
+        self._open_slots.pop(slot, None)
+        place = self._granted.get(slot, "")
+
+        def message(place: str) -> FromHost:
+            return FromHost(host.number, [Commit.__name__, [holder, trajectory, episodes, place]])
+
+        if place == self.incarnation and self._listener is not None:
+            self._relay(host, _Waiting(message(place)))
+            return
+        # The slot gets its next grant only once the data have arrived.
+        arrays = self._inside.trajectory(slot, length)
+        waiting = _Waiting(message(""), [(slot, length, arrays)])
+        if not self._sender.reaches(place):
+            self._relay(host, waiting)
+            return
+
+        def arrived(lies_there: bool) -> None:
+            if lies_there:
+                waiting.message, waiting.trajectories = message(place), ()
+            waiting.ready = True
+            self._relay_ready(host)
+
+        waiting.ready = False
+        host.waiting.append(waiting)
+        self._sender.send(place, (ticket, slot, length), arrays, arrived)
+
+    def _relay(self, host: _Host, message: _Waiting) -> None:
+        """Send a message of a host to the head, after its messages before."""
+        if host.waiting:
+            host.waiting.append(message)
+        else:
+            self._post(message.message, message.trajectories, message.columns)
+
+    def _relay_ready(self, host: _Host) -> None:
+        while host.waiting and host.waiting[0].ready:
+            found = host.waiting.popleft()
+            self._post(found.message, found.trajectories, found.columns)
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -705,10 +853,20 @@ class NodeProcess:
         name: of the node.
         cores: that hosts may use.
         once: end with the run, instead of waiting for the next join file.
+        roles: that it offers.
     """
 
-    def __init__(self, *, join_file: Path, name: str, cores: int, once: bool) -> None:
+    def __init__(
+        self,
+        *,
+        join_file: Path,
+        name: str,
+        cores: int,
+        once: bool,
+        roles: Sequence[str] = NODE_ROLES,
+    ) -> None:
         self._path, self._name, self._cores, self._once = join_file, name, cores, once
+        self._roles = roles
         self._membership: Membership | None = None
         self._leaving = asyncio.Event()
 
@@ -764,7 +922,9 @@ class NodeProcess:
 
     async def _join(self, join: JoinFile, before: str) -> tuple[str, str, bool, str]:
         """How a membership ended, its incarnation, whether it was admitted, and its last error."""
-        member = Membership(join=join, name=self._name, cores=self._cores, before=before)
+        member = Membership(
+            join=join, name=self._name, cores=self._cores, before=before, roles=self._roles
+        )
         self._membership = member
         try:
             how = await member.run()
@@ -784,6 +944,30 @@ def _flat(size: int, sent: Any) -> NDArray[np.uint8]:
     flat = np.empty(size, np.uint8)
     joined(flat, sent)
     return flat
+
+
+def sees_run(directory: Path, join: JoinFile) -> bool:
+    """True if ``directory``, that of the run, is the same on this machine as on the head."""
+    try:
+        found = JoinFile.read(directory / NAME)
+    except (ConfigError, OSError):
+        return False
+    keys = [None if file.keys is None else file.keys.texts for file in (found, join)]
+    return found.run == join.run and keys[0] == keys[1]
+
+
+def own_host(address: str) -> str:
+    """The address of this machine on its route to ``address``."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    host = host.strip("[]")
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))  # no packet leaves: the system only picks a route
+        except OSError as error:
+            raise TianflowError(f"there is no route to {address}: {error}") from error
+        found = str(probe.getsockname()[0])
+    return f"[{found}]" if kind is socket.AF_INET6 else found
 
 
 def default_name() -> str:

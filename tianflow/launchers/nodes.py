@@ -1,4 +1,6 @@
-"""The launcher ``nodes``: actors on other machines, everything else on this one, the head."""
+"""The launcher ``nodes``: actors on other machines, also replay shards if the settings say so, and
+the rest on this one, the head.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 GATEWAY = "tianflow.hosts.gateway:main"
 SIOCGIFADDR = 0x8915
-ON_HEAD = ("learner", "rank", "replay", "inference", "evaluator")
+ON_HEAD = ("learner", "rank", "inference", "evaluator")
 END_S = 1.0
 """Seconds for nodes to hear that the run has ended."""
 log = logger("nodes")
@@ -51,7 +53,8 @@ log = logger("nodes")
 
 class NodeLauncher:
     """`tianflow.interfaces.Launcher`: hosts of actors run on nodes, processes of ``tianflow node``
-    that join the run; the other hosts are forked here.
+    that join the run, and so do replay shards where the settings say so. The other hosts are forked
+    here.
 
     A subclass starts the nodes too (`provide`).
     """
@@ -131,15 +134,21 @@ def _starter(
         role = host.components[0].role if host.components else "actor"
         if role not in ("learner", "rank", "replay"):
             await learner_started.wait()  # only the learner knows how large the weights are
-        if role in ON_HEAD:
-            plan = await run.plan_host(host, incarnation)
-            remote = RemoteHost(run=run, plan=plan, learner_started=learner_started)
-            await remote.start(slots, fork)
-            return remote
         while True:
-            seat = await hub.place(host.name)
+            seat = None
+            if role not in ON_HEAD:
+                place = hub.place_shard if role == "replay" else hub.place
+                seat = await place(host.name)
+            if seat is None:
+                plan = await run.plan_host(host, incarnation)
+                remote = RemoteHost(run=run, plan=plan, learner_started=learner_started)
+                await remote.start(slots, fork)
+                return remote
             try:
-                plan = replace(await run.plan_host(host, incarnation), draws=None)  # of the head
+                # cores are numbers of this machine
+                plan = await run.plan_host(replace(host, cores=()), incarnation)
+                if not seat.has_draws:
+                    plan = replace(plan, draws=None)
                 placed = NodeHost(
                     run=run, plan=plan, learner_started=learner_started, process=seat.process
                 )
@@ -185,6 +194,11 @@ class NodeHost(RemoteHost):
     def node(self) -> str:
         """Name of its node."""
         return self._placed.node
+
+    @property
+    def place(self) -> str:
+        """The place of its node."""
+        return self._placed.place
 
     @property
     def cause(self) -> str:
@@ -258,16 +272,16 @@ class GatewayKeeper:
             self._link = link = connection.open_link(
                 handle=self._handle, closed=lambda: None, failed=self._failed
             )
+            draws = self._slots.draws
             start = StartGateway(
                 self._address,
                 {} if self._keys is None else self._keys.texts,
                 self._slots.arena.layout,
+                None if draws is None else draws.layout,
+                self._settings.encoding,
             )
             payload = msgpack.packb(MESSAGES.encode(start))
-            bells = [bell.fd for bell in self._slots.bells]
-            process = await self._forker.spawn(
-                "gateway", GATEWAY, payload, (*connection.descriptors[:3], *bells)
-            )
+            process = await self._forker.spawn("gateway", GATEWAY, payload, connection.descriptors)
         finally:
             connection.close()
         try:

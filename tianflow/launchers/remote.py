@@ -232,6 +232,11 @@ class RemoteHost:
         """Of the process."""
         return self._process.pid
 
+    @property
+    def place(self) -> str:
+        """The machine that it runs on (`tianflow.interfaces.ShardPort`)."""
+        return ""
+
     def reconcile(self, host: HostSpec) -> None:
         """Run exactly the components of ``host``."""
         before, self._host = set(self._roles), host
@@ -347,7 +352,7 @@ class RemoteHost:
                 self._learner_started.set()
             case "replay":
                 self._run.inbox.shard_opened(
-                    self._shard, self._plan.incarnation, LinkShardPort(self._link)
+                    self._shard, self._plan.incarnation, LinkShardPort(self._link, self.place)
                 )
         self._run.inbox.component_started(message.name)
 

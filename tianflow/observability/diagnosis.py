@@ -301,7 +301,8 @@ def _transport(window: Window) -> Advice:
     if window.run.replay is not None:
         shards = len(window.run.replay.shards)
         return (
-            f"{_waiting(window)}, but replay blocks neither: they wait for {shards} replay shards",
+            f"{_waiting(window)}, but replay blocks neither: they wait for {shards} replay shards"
+            + _nodes_of_shards(window),
             {"replay.shards": shards + 1},
             None,
         )
@@ -313,6 +314,21 @@ def _transport(window: Window) -> Advice:
         "(actors.rollout_steps) need fewer messages"
     )
     return sentence + _slowest_node(window), {}, None
+
+
+def _nodes_of_shards(window: Window) -> str:
+    """The nodes with replay shards and what their links carry, in words; "" without them."""
+    sentence = ""
+    for name, node in window.run.nodes.items():
+        if node.shards:
+            rates = window.bytes_per_s(name)
+            sentence += (
+                f"; node {name} has {', '.join(node.shards)} "
+                f"(round trip {node.round_trip_s:.2g} s, "
+                f"{rates['received']:,.0f} bytes/s to the head, {rates['sent']:,.0f} from it, "
+                f"{rates['direct']:,.0f} from other nodes)"
+            )
+    return sentence
 
 
 def _slowest_node(window: Window) -> str:

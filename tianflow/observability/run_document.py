@@ -291,7 +291,11 @@ class NodeState(JsonDocument):
     ready: bool
     """True while it takes hosts."""
     cores: NonNegativeInt
+    roles: tuple[str, ...]
+    """Roles that it offers: actors, replay."""
     hosts: NonNegativeInt
+    shards: tuple[str, ...]
+    """Names of its replay shards."""
     actors: tuple[str, ...]
     """Names of its actors."""
     late: tuple[str, ...]
@@ -304,9 +308,13 @@ class NodeState(JsonDocument):
     unacknowledged: NonNegativeInt
     """Messages to it that it has not acknowledged."""
     sent_bytes: Mapping[str, NonNegativeInt]
-    """By kind: messages, weights."""
+    """By kind: messages, weights, and for replay shards trajectories, priorities."""
     received_bytes: Mapping[str, NonNegativeInt]
-    """By kind: messages, trajectories."""
+    """By kind: messages, trajectories, and of replay shards draws."""
+    direct_sent_bytes: NonNegativeInt
+    """Bytes of trajectories that it has sent to other nodes."""
+    direct_received_bytes: NonNegativeInt
+    """Bytes of trajectories that it has received from other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,25 @@ class Window:
         shares = [self._shares[name] for name in node.actors if name in self._shares]
         return sum(share.get("waiting:grant", 0.0) for share in shares) / max(1, len(shares))
 
+    def bytes_per_s(self, name: str) -> dict[str, float]:
+        """Bytes that the head has received from node ``name``, and sent to it, and that other nodes
+        have sent to it directly, a second.
+        """
+
+        def counted(sample: RunStatistics) -> dict[str, int]:
+            node = sample.nodes.get(name)
+            if node is None:
+                return dict.fromkeys(("received", "sent", "direct"), 0)
+            return {
+                "received": sum(node.received_bytes.values()),
+                "sent": sum(node.sent_bytes.values()),
+                "direct": node.direct_received_bytes,
+            }
+
+        before = next((sample for sample in self.samples if name in sample.nodes), self.run)
+        passed, first = max(1e-9, self.run.now - before.now), counted(before)
+        return {way: (last - first[way]) / passed for way, last in counted(self.run).items()}
+
     @cached_property
     def held_up(self) -> str:
         """The node whose link holds its actors up the most; "" if none does noticeably.

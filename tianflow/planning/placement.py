@@ -87,6 +87,11 @@ def shard_count(config: Config) -> int:
     return 0 if config.algorithm.window is None else config.replay.shards
 
 
+def shards_on_nodes(config: Config) -> bool:
+    """True if nodes that offer the role run the replay shards."""
+    return config.cluster.replay == "nodes" and shard_count(config) > 0
+
+
 def _cores(config: Config) -> list[int]:
     """CPU numbers that hosts are bound to; empty if they are not bound."""
     return sorted(os.sched_getaffinity(0)) if config.placement.affinity == "auto" else []
