@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,30 +65,40 @@ settings.register_profile(
 settings.load_profile("tianflow")
 
 
-@pytest.fixture(autouse=True)
-def _a_blocked_loop_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="session")
+def _validation_in_this_process() -> Iterator[None]:
+    """Environments of tests are made in the process of the test: a child takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tianflow.planning.probe.needs_child", lambda _: False)
+        yield
+
+
+# A hook: a fixture of every test would cost several times as much.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with _logging_as_before(), _a_blocked_loop_fails(item):
+        return (yield)
+
+
+@contextmanager
+def _a_blocked_loop_fails(item: pytest.Item) -> Iterator[None]:
     """Calls of our code that block while an event loop runs in the same thread raise."""
-    if request.node.get_closest_marker("asyncio") is None:
+    if item.get_closest_marker("asyncio") is None:
         yield
         return
     with blockbuster_ctx(["tianflow", "tianflow_controllers"]):
         yield
 
 
-@pytest.fixture(autouse=True)
-def _validation_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environments of tests are made in the process of the test: a child takes a second."""
-    monkeypatch.setattr("tianflow.planning.probe.needs_child", lambda _: False)
-
-
-@pytest.fixture(autouse=True)
+@contextmanager
 def _logging_as_before() -> Iterator[None]:
     """Commands set logging up for their process, which here is that of all tests."""
     root = logging.getLogger("tianflow")
     handlers, level, propagate = list(root.handlers), root.level, root.propagate
     yield
     root.handlers[:], root.propagate = handlers, propagate
-    root.setLevel(level)
+    if root.level != level:  # it empties the caches of all loggers
+        root.setLevel(level)
     structlog.reset_defaults()
 
 

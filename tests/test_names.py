@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -13,11 +13,19 @@ from tests.support.paths import ROOT
 SOURCES = (ROOT / "tianflow", ROOT / "controllers")
 
 
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """All statements below ``node``. No expression holds a class."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, field, ()):
+            yield child
+            yield from statements(child)
+
+
 @cache
 def public_classes(source: str) -> tuple[str, ...]:
     return tuple(
         node.name
-        for node in ast.walk(ast.parse(source))
+        for node in statements(ast.parse(source))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
 

@@ -28,6 +28,7 @@ from tests.algorithms.test_on_policy import (
     rollout,
     spec,
 )
+from tests.support.effort import grid
 from tests.support.pretended_device import pretended_device
 from tianflow.algorithms.common.actor_critic import ActorCriticPolicy
 from tianflow.algorithms.common.divergence import chosen_columns, chosen_transitions, spread
@@ -38,7 +39,8 @@ from tianflow.interfaces import LearnerBatch, MeasuresDivergence
 from tianflow.plugins import load
 
 ALL = 10_000
-kinds = pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "masked", "box"])
+KINDS = ["discrete", "multi_discrete", "masked", "box"]
+kinds = pytest.mark.parametrize("kind", KINDS)
 with_and_without_memory = pytest.mark.parametrize("lstm", [0, 5])
 
 
@@ -183,9 +185,7 @@ def _sac_parameters(policy: SACPolicy, arrays: dict[str, Tensor]) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-@every_algorithm
-@with_and_without_memory
-@kinds
+@grid(algorithm=list(on_policy.ALGORITHMS), lstm=[0, 5], kind=KINDS)
 def test_equal_weights_diverge_by_exactly_0_on_any_states(
     algorithm: str, lstm: int, kind: str
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.networks.test_networks import Counter, observations
+from tests.support.effort import grid
 from tests.support.paths import cases
 from tests.support.pretended_device import pretended_device
 from tianflow.algorithms import ppo
@@ -156,9 +157,7 @@ def batch_for(settings: Config, env: EnvironmentSpec, learner: Any, seed: int = 
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
-@pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize("lstm", [0, 5])
-@pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "masked", "box"])
+@grid(kind=["discrete", "multi_discrete", "masked", "box"], lstm=[0, 5], normalise=[False, True])
 def test_learner_and_actor_agree_on_every_log_probability(
     kind: str, lstm: int, normalise: bool
 ) -> None:
@@ -761,8 +760,7 @@ def test_parts_of_an_image_minibatch_give_the_gradient_of_the_whole(
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("lstm", [0, 4])
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+@pytest.mark.parametrize(("algorithm", "lstm"), [("ppo", 4), ("impala", 0)])
 def test_threads_that_share_images_compute_the_same_as_one_and_are_reproducible(
     algorithm: str, lstm: int
 ) -> None:
@@ -992,9 +990,7 @@ def on(device: str, arrays: Any) -> LearnerBatch:
     return LearnerBatch({name: array.to(device) for name, array in arrays.items()})
 
 
-@every_algorithm
-@pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
-@pytest.mark.parametrize("lstm", [0, 5])
+@grid(algorithm=list(ALGORITHMS), network=["mlp", "nature_cnn"], lstm=[0, 5])
 def test_a_batch_on_another_device_gives_the_update_of_a_cpu(
     algorithm: str, network: str, lstm: int
 ) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.algorithms import test_off_policy as off_policy
 from tests.algorithms import test_on_policy as on_policy
+from tests.support.effort import grid
 from tests.support.pretended_device import pretended_device
 from tianflow.algorithms.common import precision
 from tianflow.algorithms.common.parameter_buffer import Adam
@@ -150,15 +151,14 @@ def emitted(learner: Any) -> set[torch.dtype]:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lstm", [0, 5])
-@pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
-@pytest.mark.parametrize(
-    ("algorithm", "estimator"),
-    [("ppo", "gae"), ("impala", "vtrace"), ("a2c", "actor_critic_returns")],
-)
+ESTIMATORS = {"ppo": "gae", "impala": "vtrace", "a2c": "actor_critic_returns"}
+
+
+@grid(algorithm=list(ESTIMATORS), network=["mlp", "nature_cnn"], lstm=[0, 5])
 def test_log_probabilities_targets_and_losses_are_float32(
-    algorithm: str, estimator: str, network: str, lstm: int, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, network: str, lstm: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    estimator = ESTIMATORS[algorithm]
     env = on_policy.spec(on_policy.DISCRETE, *([IMAGE] if network == "nature_cnn" else []))
     settings = on_policy.config(algorithm, network=network, lstm=lstm)
     learner = learners(settings, env)[1]
@@ -222,9 +222,7 @@ def test_log_probabilities_have_more_digits_than_bfloat16() -> None:
 # Results
 
 
-@pytest.mark.parametrize("kind", ["discrete", "box"])
-@pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
-@every_actor_critic
+@grid(algorithm=list(on_policy.ALGORITHMS), network=["mlp", "nature_cnn"], kind=["discrete", "box"])
 def test_its_gradient_is_that_of_float32_within_a_tenth(
     algorithm: str, network: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,9 +297,7 @@ def test_actors_and_evaluation_act_in_float32_for_any_precision_of_the_learner()
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lstm", [0, 5])
-@pytest.mark.parametrize("network", ["mlp", "nature_cnn", "impala_resnet"])
-@pytest.mark.parametrize("kind", ["discrete", "box"])
+@grid(network=["mlp", "nature_cnn", "impala_resnet"], kind=["discrete", "box"], lstm=[0, 5])
 def test_an_actor_in_bfloat16_records_the_log_probabilities_of_the_policy_it_followed(
     kind: str, network: str, lstm: int
 ) -> None:

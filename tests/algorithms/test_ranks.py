@@ -127,7 +127,7 @@ def test_ranks_equal_one_rank_with_the_whole_batch(
         arrays["valid"][:, -2:] &= torch.rand(arrays["valid"][:, -2:].shape) < 0.3
     before = torch.tensor(alone.flat())
     factory = on_policy.ALGORITHMS[name]
-    learners = [factory.make_learner(settings, env, CPU) for _ in range(4)]
+    learners = [factory.make_learner(settings, env, CPU) for _ in range(size)]
     found = together(
         tmp_path,
         size,

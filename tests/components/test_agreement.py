@@ -21,6 +21,7 @@ from tests.algorithms.test_on_policy import (
     rollout,
     spec,
 )
+from tests.support.effort import grid
 from tianflow.algorithms.common.actor_critic import ActorCriticLearner
 from tianflow.components import agreement as agreement_module
 from tianflow.components.agreement import PolicyAgreement
@@ -175,31 +176,26 @@ def test_a_plug_in_network_that_is_right_causes_no_warning(
     assert DIFFER not in caplog.text
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("lstm", [0, 5])
-@pytest.mark.parametrize(
-    ("network", "env"),
-    [
+@grid(
+    precisions=[("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16")],
+    place=[
         ("mlp", spec(DISCRETE, mask=True)),
         ("mlp", spec(SEVERAL)),
         ("mlp", spec(BOX)),
         ("nature_cnn", spec(DISCRETE, IMAGE)),
     ],
-)
-@pytest.mark.parametrize(
-    ("learning", "acting"),
-    [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16")],
+    lstm=[0, 5],
+    algorithm=list(ALGORITHMS),
 )
 def test_built_in_networks_agree_in_every_precision(
     *,
-    algorithm: str,
+    precisions: tuple[Any, str],
+    place: tuple[str, EnvironmentSpec],
     lstm: int,
-    network: str,
-    env: EnvironmentSpec,
-    learning: Any,
-    acting: str,
+    algorithm: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    (learning, acting), (network, env) = precisions, place
     settings = config(algorithm, lstm=lstm, network=network, normalise=network == "mlp")
     settings = settings.model_copy(update={"learner": LearnerSettings(precision=learning)})
     assert checked(settings, env, acting=acting).newest is not None

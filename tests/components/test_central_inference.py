@@ -18,6 +18,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tests.support.effort import grid
 from tianflow import plugins
 from tianflow.channels.arena import Arena, ArenaSlot, SlotRequests, row_of
 from tianflow.channels.doorbell import Doorbell
@@ -310,11 +311,11 @@ def assert_same(ours: Arrays, theirs: Arrays, *, exact: bool) -> None:
             np.testing.assert_allclose(array, theirs[name], atol=1e-5, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(("actors", "servers"), [(1, 1), (4, 1), (4, 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@grid(kind=list(KINDS), places=[(1, 1), (4, 1), (4, 2)])
 def test_central_inference_gives_what_local_inference_gives(
-    stages: list[Stage], kind: str, actors: int, servers: int
+    stages: list[Stage], kind: str, places: tuple[int, int]
 ) -> None:
+    actors, servers = places
     local = played_locally(kind, actors)
     stages.append(stage := Stage(kind, actors=actors, servers=servers, steps=STEPS))
     central = play(stage, trajectories_of(stage, compared(kind, actors)))

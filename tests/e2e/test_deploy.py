@@ -134,7 +134,12 @@ def test_the_container_answers_its_health_check_until_it_is_stopped(tmp_path: Pa
 
 
 def test_a_stopped_unit_has_saved_its_runs_and_goes_on_with_them(tmp_path: Path) -> None:
-    settings = {**SMALL, "env.id": "CartPole-v1", "run.name": "kept"}
+    settings = {
+        **SMALL,
+        "env.id": "CartPole-v1",  # tests are not installed there
+        "learner.slowdown": 20.0,  # it leaves the cores to others
+        "run.name": "kept",
+    }
     with deployed("unit", tmp_path) as first:
         first.tell(
             "submit", "cartpole_ppo", *(assignment(path, value) for path, value in settings.items())

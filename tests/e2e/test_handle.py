@@ -34,7 +34,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium"),
 ]
 
-ENDLESS = cartpole(run={"name": "one", "max_updates": None})
+ENDLESS = cartpole(run={"name": "one", "max_updates": None}, learner={"slowdown": 10.0})
+"""Its learner rests most of the time: it would otherwise take both cores from the tests beside it.
+"""
 END_S = 90.0
 """Seconds; far more than the end of a run takes, on a busy machine."""
 MODULES = os.pathsep.join((str(ROOT), str(ROOT / "controllers")))

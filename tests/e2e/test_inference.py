@@ -246,7 +246,7 @@ def test_central_inference_is_exact_over_kills_cuts_and_live_changes(tmp_path: P
     dice = random.Random(3)
     config = oracle_config(
         tmp_path / "record",
-        env={"seconds": 0.001, "slow_share": 0.05, "factor": 20.0, "length": 12},
+        env={"seconds": 0.002, "slow_share": 0.05, "factor": 20.0, "length": 12},
         algorithm={"update_s": 0.004},
         actors={"count": 4, "hosts": 2, "rollout_steps": 8, "inference": "central"},
         inference={"servers": 2, "device": "cpu"},

@@ -214,7 +214,11 @@ def test_a_bad_value_is_a_422_that_names_the_field_and_changes_nothing(live: Liv
 def test_attributes_of_environments_change_and_survive_a_lost_host_and_a_resume(
     tmp_path: Path,
 ) -> None:
-    settings = {"env__id": "tests.support.environments:LengthEnv", "env__kwargs": {"length": 5}}
+    settings = {
+        "env__id": "tests.support.environments:LengthEnv",
+        "env__kwargs": {"length": 5},
+        "env__wrappers": ["tests.support.environments:Paced"],
+    }
 
     def returns(live: LiveRun, mean: float) -> None:
         """The last 100 episodes of training have this return."""

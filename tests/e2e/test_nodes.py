@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 * TROUBLES)]
 def clustered(record: Path, inference: str) -> dict[str, Any]:
     return oracle_config(
         record,
-        env={"seconds": 0.001, "slow_share": 0.05, "factor": 20.0, "length": 12},
+        env={"seconds": 0.002, "slow_share": 0.05, "factor": 20.0, "length": 12},
         algorithm={"update_s": 0.004},
         actors={"count": 4, "hosts": 4, "rollout_steps": 8, "inference": inference},
         inference={"servers": 2, "device": "cpu"},

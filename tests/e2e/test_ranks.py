@@ -41,7 +41,7 @@ def test_no_trajectory_is_lost_or_too_old_while_ranks_are_killed(tmp_path: Path)
     """Under live bounds and sizes of batches; the record of the oracle agrees with the ledger."""
     config = oracle_config(
         tmp_path / "record",
-        env={"seconds": 0.001, "slow_share": 0.05, "factor": 20.0, "length": 12},
+        env={"seconds": 0.002, "slow_share": 0.05, "factor": 20.0, "length": 12},
         algorithm={
             "name": "tests.e2e.ranked:RankedOracle",
             "update_s": 0.004,

@@ -208,7 +208,12 @@ def test_a_run_outlives_restart_kill_and_reboot_of_its_service(tmp_path: Path) -
             within_s=START_S,
             tell=machine.journal,
         )
-        settings = {**SMALL, "env.id": "CartPole-v1", "run.name": "kept"}
+        settings = {
+            **SMALL,
+            "env.id": "CartPole-v1",  # tests are not installed there
+            "learner.slowdown": 20.0,  # it leaves the cores to others
+            "run.name": "kept",
+        }
         machine.tianflow(
             "submit", "cartpole_ppo", *(assignment(path, value) for path, value in settings.items())
         )

@@ -18,7 +18,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.support.environments import Array, CounterEnv, EnvironmentBrokeError, Info
+from tests.support.environments import (
+    Array,
+    CounterEnv,
+    EnvironmentBrokeError,
+    Info,
+    PacedEnv,
+)
 
 
 def claim(folder: str, name: str) -> bool:
@@ -73,7 +79,7 @@ class NeverEnv(CounterEnv):
             time.sleep(60.0)
 
 
-class TroubleEnv(CounterEnv):
+class TroubleEnv(PacedEnv):
     """Each of ``ways`` happens once in the run, each after ``every`` more steps of some
     environment.
     """
@@ -141,7 +147,7 @@ class MarkedEnv(CounterEnv):
         return super().step(action)
 
 
-class HostileEnv(CounterEnv):
+class HostileEnv(PacedEnv):
     """In a host of actors each of ``ways`` happens once in the run, each after ``every`` more steps
     of some environment. It attacks the process, its parent, or the result of the step.
     """

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
 from hypothesis import settings
 
 T = TypeVar("T")
@@ -23,6 +25,19 @@ EVERY = max(1, FULL // FACTOR)
 def examples(count: int, **others: int) -> settings:
     """Settings of a hypothesis test with ``count`` examples at the factor 2."""
     return settings(max_examples=max(4, count * FACTOR // 2), deadline=None, **others)  # type: ignore[arg-type]
+
+
+def grid(**axes: Sequence[object]) -> pytest.MarkDecorator:
+    """Parametrises a test with some cases of a grid, which have every value of every axis; with all
+    of them at the factor `FULL`.
+    """
+    cases = list(itertools.product(*axes.values()))
+    found = list(some(cases))
+    for place, values in enumerate(axes.values()):
+        for value in values:
+            if all(case[place] is not value for case in found):
+                found.append(next(case for case in cases if case[place] is value))
+    return pytest.mark.parametrize(tuple(axes), found)
 
 
 def some(cases: Sequence[T]) -> Sequence[T]:

@@ -180,17 +180,6 @@ class RaisingEnv(FaultyEnv):
         return super().step(action)
 
 
-class VanishingEnv(CounterEnv):
-    """Cannot be made once the file exists that an environment variable names."""
-
-    VARIABLE = "TIANFLOW_TEST_VANISHED"
-
-    def __init__(self) -> None:
-        if Path(os.environ[self.VARIABLE]).exists():
-            raise EnvironmentBrokeError("the simulator has vanished")
-        super().__init__()
-
-
 class SlowEnv(CounterEnv):
     """Takes ``seconds`` for a step; with ``share`` < 1 only that share of steps, drawn at random,
     is slow.
@@ -207,19 +196,30 @@ class SlowEnv(CounterEnv):
 
 
 class PacedEnv(SlowEnv):
-    """Takes a millisecond for a step: most of the time a run in it waits, and leaves the cores to
-    others.
+    """Takes two milliseconds for a step: most of the time a run in it waits, and leaves the cores
+    to others.
     """
 
-    def __init__(self, seconds: float = 0.001, **slow: Any) -> None:
+    def __init__(self, seconds: float = 0.002, **slow: Any) -> None:
         super().__init__(seconds, **slow)
 
 
+class VanishingEnv(PacedEnv):
+    """Cannot be made once the file exists that an environment variable names."""
+
+    VARIABLE = "TIANFLOW_TEST_VANISHED"
+
+    def __init__(self) -> None:
+        if Path(os.environ[self.VARIABLE]).exists():
+            raise EnvironmentBrokeError("the simulator has vanished")
+        super().__init__()
+
+
 class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Has any environment take a millisecond for a step, as `PacedEnv` does."""
+    """Has any environment take two milliseconds for a step, as `PacedEnv` does."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
-        time.sleep(0.001)
+        time.sleep(0.002)
         return super().step(action)
 
 
@@ -523,7 +523,7 @@ for _id, _kind in REGISTERED.items():
     gymnasium.register(_id, entry_point=f"{__name__}:{_kind.__name__}")
 
 
-class UnclosableEnv(CounterEnv):
+class UnclosableEnv(PacedEnv):
     """Never comes back from ``close``."""
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ output with the page.
   in its output, in that order. ``...`` matches any text. A command that ends in ``&`` runs in the
   background until the page ends; the reader waits until it trains. It waits until ``tianflow env-server``
   listens, and until a run that has nodes answers, for which a later ``tianflow node`` lets it train.
+  A run in the background trains slowly, which leaves the cores to the commands beside it.
   The reader stops servers at the end of the page.
 - Every other ``python`` fence is a program. A ``text`` fence is ignored.
 """
@@ -50,6 +51,10 @@ class Command:
     @property
     def serves(self) -> bool:
         return self.line.startswith("tianflow env-server ")
+
+    @property
+    def trains(self) -> bool:
+        return self.line.startswith("tianflow train ")
 
     @property
     def is_node(self) -> bool:
@@ -190,6 +195,8 @@ class Reader:
         with output.open("ab") as log:
             begin = log.tell()
             line = f"exec {command.line.rstrip('& ')}"
+            if command.trains:  # its learner rests most of the time, and so do its actors
+                line += " learner.slowdown=10"
             process = subprocess.Popen(
                 ["nice", "bash", "-c", line],  # it trains with what the commands beside it leave
                 **self._where,

@@ -23,6 +23,7 @@ import torch
 import tianflow
 import tianflow.server.run.server  # reads files on import, which no loop may
 from tests.support import environments
+from tests.support.effort import grid
 from tests.support.settings import cartpole
 from tianflow.algorithms.common.actor_critic import read_batch
 from tianflow.algorithms.ppo import PPO, PPOLearner
@@ -164,12 +165,15 @@ SPACES = [
 VECTORS = itertools.cycle(["NextStepVector", "SameStepVector", "DisabledVector"])
 
 
-@pytest.mark.parametrize(("algorithm", "lstm"), [("ppo", 8), ("impala", 0), ("a2c", 8)])
-@pytest.mark.parametrize(("name", "vector"), list(zip(SPACES, VECTORS, strict=False)))
+@grid(
+    environment=list(zip(SPACES, VECTORS, strict=False)),
+    learner=[("ppo", 8), ("impala", 0), ("a2c", 8)],
+)
 def test_every_space_is_trained_in_and_then_played_in(
-    tmp_path: Path, name: str, vector: str, algorithm: str, lstm: int
+    tmp_path: Path, environment: tuple[str, str], learner: tuple[str, int]
 ) -> None:
     """The environments refuse every action outside their space, or that they forbade."""
+    (name, vector), (algorithm, lstm) = environment, learner
     config = cartpole(
         env={
             "id": f"tests.support.environments:{vector}",
@@ -183,12 +187,12 @@ def test_every_space_is_trained_in_and_then_played_in(
     if algorithm != "ppo":
         config = load_config({**config.model_dump(mode="json"), "algorithm": {"name": algorithm}})
     policy = tianflow.train(config, runs_dir=tmp_path).policy
-    environment = getattr(environments, name)()
-    (observation, info), state = environment.reset(seed=1), None
+    single = getattr(environments, name)()
+    (observation, info), state = single.reset(seed=1), None
     for _ in range(3):
         action, state = policy.act(observation, state, mask=info.get("action_mask"))
-        assert environment.action_space.contains(action)
-        observation, _, terminated, truncated, info = environment.step(action)
+        assert single.action_space.contains(action)
+        observation, _, terminated, truncated, info = single.step(action)
         if terminated or truncated:
             break
 
@@ -534,15 +538,18 @@ def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_a
     assert set(durations) == trained(paced=True)
 
 
-@pytest.mark.parametrize(("update_s", "factor"), [(0.2, 10.0), (1.0, 2.0), (3.0, 10.0)])
-@pytest.mark.parametrize("bound", [0, 1, 3])
-@pytest.mark.parametrize("controller", ["staleness", "freshest", "lockstep"])
+@grid(
+    controller=["staleness", "freshest", "lockstep"],
+    bound=[0, 1, 3],
+    times=[(0.2, 10.0), (1.0, 2.0), (3.0, 10.0)],
+)
 def test_discarding_starves_no_slow_environment(
-    controller: str, bound: int, update_s: float, factor: float
+    controller: str, bound: int, times: tuple[float, float]
 ) -> None:
     """One actor of eight is slower, in virtual time: as much of its data is kept as of the others',
     and it has at least its share.
     """
+    update_s, factor = times
     slow, others = kept_and_trained(controller, bound, factor=factor, update_s=update_s)
     assert slow[0] == pytest.approx(others[0], rel=0.1)
     assert slow[1] >= 0.9 * others[1] / factor
