@@ -32,6 +32,7 @@ NAMES = (
     "idle",
     "readers",
     "replay",
+    "off_policy",
     "forecast",
     "inference",
 )

@@ -30,6 +30,7 @@ AS_IN_HOSTS = (
     "benchmarks.workers.halves",
     "benchmarks.workers.lockstep",
     "benchmarks.workers.shards",
+    "benchmarks.workers.updates",
 )
 """Workers that run a part of a run alone. They get the allocator settings of a run's hosts, so that
 the comparison is fair.
@@ -115,15 +116,18 @@ def run_together(
 
 class Partner:
     """Child process that answers each line it receives with a line of JSON. It ends with the
-    block.
+    block. ``python`` and ``threads`` as in `run`.
     """
 
-    def __init__(self, module: str, *arguments: object) -> None:
+    def __init__(
+        self, module: str, *arguments: object, python: Path | None = None, threads: int | None = 1
+    ) -> None:
         self._module, self._arguments = module, arguments
+        self._python, self._threads = python, threads
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._process = _start(self._module, self._arguments)
+        self._process = _start(self._module, self._arguments, self._python, self._threads)
         self._stack.enter_context(_ended(self._process))
         return self
 

@@ -69,6 +69,18 @@ PEERS = {
             "stable-baselines3",
             ("stable-baselines3==2.9.2", "opencv-python-headless==4.13.0.92", *NEW),
         ),
+        Peer(
+            "sbx",
+            "sbx-rl",
+            (
+                "sbx-rl==0.28.0",
+                "stable-baselines3==2.9.2",
+                "jax==0.10.2",
+                "flax==0.12.8",
+                "numpy==2.4.6",
+                "gymnasium==1.4.0",
+            ),
+        ),
         # it requires numpy < 2 and gymnasium < 1; later ale-py versions do not register games with
         # that gymnasium
         Peer(

@@ -45,6 +45,7 @@ from benchmarks.suites import (
     learner_gpu,
     many_actors,
     network,
+    off_policy,
     peers_cartpole,
     peers_pong,
     pong_gpu,
@@ -577,6 +578,7 @@ MADE = [
         actors,
         learner,
         learner_gpu,
+        off_policy,
         idle,
         readers,
         replay,
@@ -636,6 +638,33 @@ def test_quantiles_lie_between_the_edges_of_a_histogram() -> None:
 def test_the_limit_of_a_request_is_its_wait_and_two_batches() -> None:
     values: Any = {inference.MANY: {"batch_p99": 0.002, "wait_p99": 0.004}}
     assert pytest.approx(1.25) == inference.latency(inference.MANY)(values)
+
+
+def test_cpu_time_of_turns_counts_by_their_updates() -> None:
+    turns = [{"updates_per_s": 10.0, "cpu_ms": 5.0}, {"updates_per_s": 30.0, "cpu_ms": 1.0}]
+    assert {"updates_per_s": 20.0, "cpu_ms": 2.0} == off_policy.means(turns)
+
+
+def test_updates_are_compared_with_those_of_as_many_threads(tmp_path: Path) -> None:
+    made = off_policy.make(Plan(quick=False, rounds=1, scratch=tmp_path))
+    for ratio in made.ratios:
+        assert ratio.sides is not None
+        ours, other = ratio.sides
+        assert off_policy.OURS in ours
+        assert off_policy.OURS not in other
+        assert ours.endswith("1 thread") == other.endswith("1 thread")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("who", ["tianflow", "eager"])
+@pytest.mark.parametrize("algorithm", off_policy.ALGORITHMS)
+def test_a_process_of_updates_answers_with_its_rate(algorithm: str, who: str) -> None:
+    with child.Partner("benchmarks.workers.updates", who, algorithm, "cpu", 1, "8,8") as partner:
+        assert {"ready": True} == partner.receive(timeout_s=60.0)
+        partner.send(0.05)
+        found = partner.receive(timeout_s=30.0)
+    assert found["updates_per_s"] > 0.0
+    assert found["cpu_ms"] > 0.0
 
 
 def test_actors_are_idled_by_no_bound_where_inference_is_measured() -> None:

@@ -456,7 +456,7 @@ def test_the_error_for_an_unknown_peer_lists_the_known_ones(
     with pytest.raises(SystemExit):
         install.main(["tianji"])
     assert (
-        "expected sb3, sample_factory, rllib, cleanrl, pufferlib, torchrl"
+        "expected sb3, sbx, sample_factory, rllib, cleanrl, pufferlib, torchrl"
         in capsys.readouterr().err
     )
 
