@@ -122,7 +122,11 @@ def make(plan: Plan) -> Benchmark:
                 for who in peers
                 if who not in there
             ),
-            *(() if compiles else ("torch.compile was not measured. It needs a C++ compiler, and much time.",)),
+            *(
+                ()
+                if compiles
+                else ("torch.compile was not measured. It needs a C++ compiler, and much time.",)
+            ),
         ],
     )
 
