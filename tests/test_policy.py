@@ -45,8 +45,9 @@ def refusal(policy: LoadedPolicy, *args: Any, **kwargs: Any) -> str:
 
 def test_a_missing_key_of_an_observation_is_named(policy: LoadedPolicy) -> None:
     given = {"camera": OBSERVATION["camera"], "arm": {"mode": 2}}
-    assert "observation 'arm/joints' is missing: expected float64[3], given 'mode'" == refusal(
-        policy, given
+    assert (
+        "observation 'arm/joints' is missing (float64[3]): observation 'arm' has 'mode'"
+        == refusal(policy, given)
     )
 
 
@@ -62,6 +63,8 @@ def test_a_state_beyond_a_discrete_space_is_no_index_error(plain: LoadedPolicy) 
 
 def test_a_wrong_mask_is_named(plain: LoadedPolicy) -> None:
     assert "mask: expected bool[4], given bool[3]" == refusal(plain, 0, mask=[True] * 3)
+    nothing = "mask: expected at least one possible action, given none"
+    assert nothing == refusal(plain, 0, mask=np.zeros(4, bool))
     action, _ = plain.act(0, mask=[0, 0, 1, 0])
     assert 2 == action
 

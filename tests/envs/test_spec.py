@@ -253,10 +253,16 @@ def test_an_observation_of_a_caller_is_stored_as_one_of_the_environment(codec, g
     [
         (
             {"camera": None},
-            "observation 'camera' is missing: expected uint8[2, 2], given 'arm', 'grid', 'lamps'",
+            "observation 'camera' is missing (uint8[2, 2]): the observation has 'arm', 'grid', ",
         ),
-        ({"arm": (np.zeros(2),)}, "observation 'arm/1' is missing: expected int64[], given '0'"),
-        ({"arm": ()}, "observation 'arm/0' is missing: expected float64[2], given nothing"),
+        (
+            {"arm": (np.zeros(2),)},
+            "observation 'arm/1' is missing (int64[]): observation 'arm' has '0'",
+        ),
+        (
+            {"arm": ()},
+            "observation 'arm/0' is missing (float64[2]): observation 'arm' has no parts",
+        ),
         (
             {"arm": 3.0},
             "observation 'arm': expected a dict or tuple with '0', given a value of type float",
@@ -274,12 +280,21 @@ def test_an_observation_of_a_caller_is_stored_as_one_of_the_environment(codec, g
         ({"arm": ([0, 0], 5.0)}, "observation 'arm/1': expected int64[], given float64[]"),
         ({"grid": [1, 14]}, "observation 'grid'[1]: expected a value from 10 to 13, given 14"),
         ({"lamps": [0, 1, 300]}, "'lamps'[2]: expected a value from -128 to 127, given 300"),
+        ({"arm": ([0, np.nan], 6)}, "observation 'arm/0'[1]: expected a finite number, given nan"),
     ],
 )
 def test_a_wrong_observation_of_a_caller_is_refused_by_its_key(codec, change, message):
     given = {name: part for name, part in {**GIVEN, **change}.items() if part is not None}
     with pytest.raises(ValueError, match=re.escape(message)):
         codec.encode_given(given, destinations(codec, 1))
+
+
+@pytest.mark.parametrize("codec", codecs())
+def test_the_result_of_a_reset_is_recognised_in_place_of_an_observation(codec):
+    with pytest.raises(
+        ValueError, match=r"has '0', '1'; pass the first of what reset\(\) returns$"
+    ):
+        codec.encode_given((GIVEN, {}), destinations(codec, 1))
 
 
 @pytest.mark.parametrize("given", [np.zeros(5), None, {"a": np.zeros(4)}, "text", [0.0] * 3])
@@ -313,6 +328,12 @@ def test_a_mask_of_a_caller_is_stored_flat(spec, mask):
         (SEVERAL, ["1"] * 5, "mask: expected bool[5], given <U1[5]"),
         (SEVERAL, {"a": 1}, "mask: expected bool[5], given a value of type dict"),
         (SEVERAL, (np.ones(2), np.ones(2)), "mask of choice 1: expected bool[3], given float64[2]"),
+        (SEVERAL, [1, 0, 0, 0, 0], "mask: expected at least one possible action, given none"),
+        (
+            SEVERAL,
+            (np.ones(2), np.zeros(3)),
+            "mask of choice 1: expected at least one possible action, given none",
+        ),
         (SEVERAL, (np.ones(2),) * 3, "mask: expected 2 arrays, one for each choice, given 3"),
         (
             action_spec(spaces.Box(-1, 1, (2,), np.float32)),

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from tianflow.config.loading import load_config
-from tianflow.config.model import Config
+from tianflow.config.model import Config, NetworkSettings
 from tianflow.core.process_table import carries, processes
 from tianflow.planning import probe
 from tianflow.planning.validation import validate
@@ -107,6 +108,20 @@ def test_an_environment_that_hangs_is_refused_in_time_and_named_while_it_is_wait
     assert "was not made and reset within env.start_timeout_s = 4 s" == problem.message
     assert said
     assert name in said[0]
+    assert [] == left()
+
+
+def test_a_trial_of_attributes_imports_no_network_or_algorithm_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has four seconds, and PyTorch takes longer on a busy machine."""
+    (tmp_path / "slow_network.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = config("Quick").model_copy(update={"network": NetworkSettings(name="slow_network:Net")})
+    validation = validate(mine, limit_s=20.0, environment_only=True)
+    assert (True, ()) == (validation.spec is not None, validation.problems)
+    (problem,) = validate(config("Ending"), environment_only=True).problems
+    assert "ended the process that made it (exit status 3)" == problem.message
     assert [] == left()
 
 

@@ -961,7 +961,7 @@ async def test_a_problem_of_the_disk_is_cleared_by_the_next_success(
     await world.submit("a")
     await until(lambda: disk.asked >= 2)
     disk.busy = False
-    await until(lambda: problems == [""])
+    await until(lambda: problems == [run_manager.STARTING])
 
 
 async def test_a_log_that_is_too_long_is_trimmed_during_the_run(

@@ -336,7 +336,7 @@ def test_a_refusal_says_which_option_would_permit_the_module(
     monkeypatch.setattr(environments, "np", os, raising=False)
     tables = {"env": {"id": value}}
     options = {
-        at_service: "`tianflow serve --allow-import {}` permits it",
+        at_service: "`--allow-import {}`, added to the options of `tianflow serve`, permits it",
         at_run: 'http.allowed_imports = ["{}"] in the settings of the run permits it',
     }
     for permit, words in options.items():

@@ -54,7 +54,7 @@ def serve(
         typer.Option(
             "--allow-import",
             metavar="MODULE",
-            help="Module whose objects a submitted config may name.",
+            help="Module whose objects a submitted config may name; may be repeated.",
         ),
     ] = None,
     allowed_hosts: Annotated[

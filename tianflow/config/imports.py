@@ -64,7 +64,7 @@ Permit = Callable[[str], str]
 
 def at_service(module: str) -> str:
     """`Permit` for the settings of a submission."""
-    return f"`tianflow serve --allow-import {module}` permits it"
+    return f"`--allow-import {module}`, added to the options of `tianflow serve`, permits it"
 
 
 def at_run(module: str) -> str:

@@ -279,18 +279,27 @@ def _part(observation: Any, keys: tuple[str, ...], name: str, expected: str) -> 
                 place, f"a dict or tuple with {key!r}", f"a value of type {type(found).__name__}"
             )
         if key not in parts:
-            given = ", ".join(map(repr, parts)) or "nothing"
-            raise ValueError(f"{name} is missing: expected {expected}, given {given}")
+            there = ", ".join(map(repr, parts)) or "no parts"
+            place = f"observation {'/'.join(keys[:depth])!r}" if depth else "the observation"
+            advice = "; pass the first of what reset() returns" if _is_reset(found) else ""
+            raise ValueError(f"{name} is missing ({expected}): {place} has {there}{advice}")
         found = parts[key]
     return found
+
+
+def _is_reset(value: Any) -> bool:
+    """True for what `reset` of an environment returns: an observation, and a dict."""
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
 
 
 def _require_in_space(
     leaf: LeafSpec, array: Array, start: Array | None, dtype: str, name: str
 ) -> None:
-    """Raise ValueError for a value that the leaf cannot have: an index beyond its categories, or an
-    integer that its dtype does not hold.
+    """Raise ValueError for a value that the leaf cannot have: an index beyond its categories, an
+    integer that its dtype does not hold, or a number that is not finite, which training drops.
     """
+    if array.dtype.kind == "f":
+        _require_none(~np.isfinite(array), array, name, "a finite number")
     if leaf.categories:
         lowest: Array = np.zeros(leaf.shape, np.int64) if start is None else start
         highest = lowest + np.reshape(leaf.categories, leaf.shape) - 1
@@ -299,11 +308,18 @@ def _require_in_space(
         lowest, highest = (np.full(leaf.shape, limit) for limit in (limits.min, limits.max))
     else:
         return
-    wrong = np.argwhere((array < lowest) | (array > highest))
-    if len(wrong):
-        at = tuple(int(index) for index in wrong[0])
-        where = f"{name}{list(at)}" if at else name
-        raise _unlike(where, f"a value from {lowest[at]} to {highest[at]}", str(array[at]))
+    wrong = (array < lowest) | (array > highest)
+    for at in np.argwhere(wrong)[:1]:
+        place = tuple(int(index) for index in at)
+        _require_none(wrong, array, name, f"a value from {lowest[place]} to {highest[place]}")
+
+
+def _require_none(wrong: NDArray[np.bool_], array: Array, name: str, expected: str) -> None:
+    """Raise ValueError for the first value that is ``wrong``."""
+    for at in np.argwhere(wrong)[:1]:
+        place = tuple(int(index) for index in at)
+        where = f"{name}{list(place)}" if place else name
+        raise _unlike(where, expected, str(array[place]))
 
 
 def action_spec(space: Any) -> ActionSpec:
@@ -373,15 +389,23 @@ def given_mask(spec: ActionSpec, mask: Any) -> NDArray[np.bool_]:
             raise _unlike("mask", f"{len(choices)} arrays, one for each choice", str(len(arrays)))
         for index, (array, choice) in enumerate(zip(arrays, choices, strict=True)):
             _require_mask(array, spec.categories[index], f"mask of choice {index}", choice)
+            _require_possible(array, f"mask of choice {index}")
         return np.concatenate([np.ravel(array) for array in arrays]).astype(np.bool_)[None]
     whole = np.concatenate([np.ravel(array) for array in arrays]) if arrays else np.empty(0)
     _require_mask(whole if len(arrays) != 1 else arrays[0], spec.mask_size, "mask", one)
+    for part in np.split(whole, np.cumsum(spec.categories)[:-1]):
+        _require_possible(part, "mask")
     return whole.astype(np.bool_)[None]
 
 
 def _require_mask(array: Array, size: int, name: str, expected: str) -> None:
     if array.size != size or array.dtype.kind not in "biuf":
         raise _unlike(name, expected, form(str(array.dtype), array.shape))
+
+
+def _require_possible(array: Array, name: str) -> None:
+    if not np.any(array):
+        raise _unlike(name, "at least one possible action", "none")
 
 
 def in_categories(leaf: LeafSpec, array: Array) -> NDArray[np.bool_]:

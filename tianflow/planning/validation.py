@@ -40,18 +40,24 @@ def validate(
     *,
     report: Callable[[str], None] = log.warning,
     limit_s: float = math.inf,
+    environment_only: bool = False,
 ) -> Validation:
     """Check everything that ``config`` names. The environment is made once and closed again.
 
     A user's own code runs in a child process, see `tianflow.planning.probe`; ``report`` is called
     while that takes long. UndecidedError if it takes longer than ``limit_s`` seconds.
+
+    ``environment_only``: make the environment, and import no network or algorithm of the user,
+    which would import PyTorch.
     """
-    if not probe.needs_child(config):
-        return validate_here(config)
+    if not probe.needs_child(config) or (environment_only and not probe.is_users(config.env)):
+        return make_environment_here(config) if environment_only else validate_here(config)
     if unportable := list(unportable_settings(config.model_dump())):
         return Validation(tuple(unportable), (), None)  # the child could not receive it
     try:
-        answer = probe.probe(config, report=report, limit_s=limit_s)
+        answer = probe.probe(
+            config, report=report, limit_s=limit_s, environment_only=environment_only
+        )
     except ConfigError as error:
         return Validation(tuple(error.problems), (), None)
     problems = tuple(Problem(*fields) for fields in answer.problems)
@@ -76,6 +82,14 @@ def validate_here(config: Config) -> Validation:
     return Validation(tuple(problems), tuple(advice), spec)
 
 
+def make_environment_here(config: Config) -> Validation:
+    """Make the environment in this process, and close it. Nothing else of ``config`` is checked."""
+    try:
+        return Validation((), (), _probe(config))
+    except ConfigError as error:
+        return Validation(error.problems, (), None)
+
+
 def require_valid(config: Config, *, report: Callable[[str], None] = log.warning) -> Validation:
     """As `validate`. Raises `ConfigError` with all problems that it found."""
     validation = validate(config, report=report)
@@ -98,10 +112,10 @@ def require_settable(
         return
     changed = with_changes(config, {"env": changes["env"]})
     try:
-        problems = validate(changed, limit_s=limit_s).problems
+        problems = validate(changed, limit_s=limit_s, environment_only=True).problems
     except probe.UndecidedError as error:
         message = f"cannot be tried: {error}"
-        accepted = "the handle of tianflow.open_run, which waits longer; or a resume with it"
+        accepted = "`tianflow stop RUN; tianflow train --resume RUN env.set.NAME=VALUE`"
         value = dict(changed.env.set)
         raise ConfigError([Problem("env.set", value, message, accepted)]) from error
     if problems:

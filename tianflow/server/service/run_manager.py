@@ -42,6 +42,8 @@ RETRY_S = 5.0
 """Seconds before the store is tried again after an error."""
 WAITED_S = 0.5
 """A call of the store that fails after this time was waiting, and not just refused."""
+STARTING = "it is starting"
+"""Why a run does not answer yet."""
 SPACE_S = 1.0
 """Seconds before a full disk or an occupied directory is tried again."""
 
@@ -63,7 +65,7 @@ class ManagedRun:
         self.process: RunProcess | None = None
         self.contact: ControlFile | None = None
         self.document: Mapping[str, Any] | None = None
-        self.problem = "it is starting"
+        self.problem = STARTING
         self.stop_source, self.started = "", False
         self.deaths: deque[float] = deque()
 
@@ -308,7 +310,7 @@ class RunManager:
                     error=str(error),
                 )
             else:
-                managed.problem = ""
+                managed.problem = STARTING if managed.document is None else ""
                 return found
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S):
