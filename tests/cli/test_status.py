@@ -268,6 +268,9 @@ def test_a_run_that_is_only_on_disk_is_told_as_such(services: Services, tmp_path
     lines = run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()
     assert ["lost", "interrupted"] == lines[2].split()[:2]
     assert [f"lost: {reason}"] == lines[3:]
+    services.runs = [{**found, "id": name, "on_disk": True} for name in ("one", "two")]
+    (line,) = run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()[3:]
+    assert line.startswith("2 of these are on disk and not in the store of the service")
 
 
 def test_the_console_is_that_of_the_service_or_of_the_run_that_is_named(services: Services) -> None:
@@ -375,9 +378,10 @@ def test_status_shows_the_newest_ended_and_interrupted_runs_and_all_on_request(
         line.split()[0] for line in lines[1 : shown + 1]
     ]
     assert "3 more that do not run (tianflow status --all shows them)" == lines[-1]
-    assert 1 + shown + (shown - 1) + 1 == len(lines)
+    assert f"{shown - 1} of these are on disk" in lines[-2]
+    assert 1 + shown + 2 == len(lines)
     everything = run(*arguments, "--all").stdout
-    assert f"old-{shown + 1}: it is on disk" in everything
+    assert f"\n{shown + 2} of these are on disk" in everything
     assert "more that" not in everything
 
 

@@ -433,7 +433,7 @@ def get_settings(
         list[str] | None,
         typer.Argument(
             metavar="[RUN] [SECTION[.KEY]]",
-            help="Section or setting, e.g. balance.max_staleness; default: all.",
+            help="A run, and one section or setting, e.g. balance.max_staleness; default: all.",
             autocompletion=complete_run,
         ),
     ] = None,

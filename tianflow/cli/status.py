@@ -108,10 +108,16 @@ def status(
         echo(json.dumps(documents if run is None else documents[0]))
     elif documents:
         _print(table(documents))
+        on_disk = [document for document in documents if document.get("on_disk")]
         for document in documents:
-            told = document["state"] == "failed" or document.get("on_disk")
+            told = document["state"] == "failed" or (len(on_disk) == 1 and document in on_disk)
             if told and document.get("reasons"):
                 echo(f"{document['id']}: {'; '.join(document['reasons'])}")
+        if len(on_disk) > 1:
+            echo(
+                f"{len(on_disk)} of these are on disk and not in the store of the service; "
+                "`tianflow train --resume RUN` continues one"
+            )
         if more:
             echo(f"{more} more that do not run (tianflow status --all shows them)")
     else:
