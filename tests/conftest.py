@@ -27,6 +27,8 @@ REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
 E2E = Path(__file__).parent / "e2e"
 LONG = (
     "test_docs.py",
+    "test_inference.py",
+    "test_shards_on_nodes.py",
     "test_slurm.py",
     "test_console.py",
     "test_nodes.py",
@@ -38,6 +40,7 @@ LONG = (
     "test_ray.py",
     "test_systemd.py",
     "test_storm.py",
+    "test_crossings.py",
     "test_remote.py",
     "test_benchmarks.py",
     "test_counters.py",
