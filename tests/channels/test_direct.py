@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -27,6 +28,7 @@ from tianflow.channels.node_messages import DirectAddress
 from tianflow.channels.slot_contents import SlotContents
 from tianflow.channels.stream import WINDOW
 from tianflow.channels.tcp import Peer, TcpConnection, TcpListener, new_context
+from tianflow.errors import BrokenChannelError
 
 PATIENCE_S = 20.0
 PLACE = "store-1"
@@ -225,11 +227,35 @@ def test_a_process_without_the_keys_is_refused(other: str) -> None:
         )
         lost: list[Exception] = []
         connection.serve(lambda _: None, lost.append)
-        connection.send(encode("hello", 0, PLACE))
+        with contextlib.suppress(BrokenChannelError):  # it may have been refused already
+            connection.send(encode("hello", 0, PLACE))
         await world.until(lambda: lost)
         await world.until(lambda: world.listener.statistics().refused["stranger"] == 1)
         assert not world.stored
         context.destroy(linger=0)
+        await world.connect()
+
+    play(scenario)
+
+
+def test_a_connection_that_is_refused_before_its_greeting_raises_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other end may refuse it at once."""
+    send, refused = TcpConnection.send, []
+
+    def once(connection: TcpConnection, frames: Any) -> None:
+        if not refused:
+            refused.append(connection)
+            raise BrokenChannelError("it does not take what it is sent")
+        send(connection, frames)
+
+    async def scenario(world: World) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(TcpConnection, "send", once)
+            world.sender.connect({PLACE: world.address})
+        assert refused
+        world.sender.close()
         await world.connect()
 
     play(scenario)

@@ -8,6 +8,7 @@ the port of an earlier one is not taken for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -198,7 +199,8 @@ class _DirectLink:
             self._context, self._found.address, keys=self._keys, dead_after_s=DEAD_S
         )
         self._connection.serve(self._receive, self._lost)
-        self._connection.send(encode("hello", 0, self._place))
+        with contextlib.suppress(BrokenChannelError):  # refused at once: its error follows
+            self._connection.send(encode("hello", 0, self._place))
 
     def send(self, body: list[Any], done: Callable[[bool], None]) -> None:
         """Send one trajectory."""
