@@ -693,7 +693,7 @@ MALFORMED: dict[str, Any] = {
     "a welcome without a lease": ("welcome", ["n", 0, True, float("nan")]),
     "an acknowledgement of what was not sent": ("welcome", ["n", 99, True, 15.0]),
     "a message of numbers": ("down", [0, 3]),
-    "messages that are none": ("down", [0, np.frombuffer(b"\xc1", np.uint8), [], []]),
+    "bytes without a message": ("down", [0, np.frombuffer(b"\xc1", np.uint8), [], []]),
     "weights that are larger than they are": ("weights", [0, 1, 2**40, np.zeros(64, np.uint8)]),
     "weights without bytes": ("weights", [0, 1, 64, None]),
     "weights of another type": ("weights", [0, 1, 64, np.zeros(16, np.float32)]),
