@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tianflow
+from tests.support.environments import LengthEnv
 from tests.support.settings import cartpole
 from tianflow.api import RunHandle
 from tianflow.config.loading import load_config
@@ -128,6 +129,34 @@ async def test_an_attribute_that_changes_the_spaces_is_refused(tmp_path: Path) -
         with pytest.raises(ConfigError, match=r"env\.set = .*changes the spaces"):
             await handle.env.set(set={"size": 6})
         await until_episodes(handle, 5)
+
+
+class LimitedEnv(LengthEnv):
+    """Its episodes last ``most`` steps at most."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        super().__init__(length=3)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "length" and value > self.most:
+            raise ValueError(f"{value} steps are too many")
+        super().__setattr__(name, value)
+
+
+async def test_a_value_that_the_environment_of_an_evaluation_refuses_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    """Evaluations follow a change, too."""
+    env = {"id": f"{__name__}:LimitedEnv", "kwargs": {"most": 10}}
+    evaluation = {"further": {"short": {"env": {"kwargs": {"most": 5}}}}}
+    settings = cartpole(**{**ENDLESS, "env": env}, evaluation=evaluation)
+    async with tianflow.open_run(settings, runs_dir=tmp_path) as handle:
+        await until_episodes(handle, 3)
+        await handle.env.set(set={"length": 4})
+        with pytest.raises(ConfigError, match="7 steps are too many"):
+            await handle.env.set(set={"length": 7})
+        assert {"length": 4} == handle.control.config.env.set
 
 
 async def test_a_deterministic_run_refuses_a_change(tmp_path: Path) -> None:

@@ -118,9 +118,9 @@ def test_a_trial_of_attributes_imports_no_network_or_algorithm_of_the_user(
     (tmp_path / "slow_network.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.syspath_prepend(tmp_path)
     mine = config("Quick").model_copy(update={"network": NetworkSettings(name="slow_network:Net")})
-    validation = validate(mine, limit_s=20.0, environment_only=True)
+    validation = validate(mine, limit_s=20.0, environments_only=True)
     assert (True, ()) == (validation.spec is not None, validation.problems)
-    (problem,) = validate(config("Ending"), environment_only=True).problems
+    (problem,) = validate(config("Ending"), environments_only=True).problems
     assert "ended the process that made it (exit status 3)" == problem.message
     assert [] == left()
 

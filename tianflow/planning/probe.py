@@ -73,13 +73,17 @@ def runs_user_code(config: Config) -> bool:
     """True if validating ``config`` runs code that is neither tianflow's nor Gymnasium's."""
     if ":" in config.network.name or config.algorithm.name not in BUILT_IN_ALGORITHMS:
         return True
+    return has_user_environment(config)
+
+
+def has_user_environment(config: Config) -> bool:
+    """True if making the environments of training and evaluations runs such code."""
     return any(
-        is_users(env) for env in (config.env, *(found.env for found in all_evaluations(config)))
+        _is_users(env) for env in (config.env, *(found.env for found in all_evaluations(config)))
     )
 
 
-def is_users(env: EnvSettings) -> bool:
-    """True if making ``env`` runs code that is neither tianflow's nor Gymnasium's."""
+def _is_users(env: EnvSettings) -> bool:
     if env.wrappers:
         return True
     if env.vectorization == "envpool" or env.id.startswith(("ALE/", "ale_py:ALE/")):
@@ -105,7 +109,7 @@ def probe(
     stop: int | None = None,
     output: int = 2,
     starts: bool = False,
-    environment_only: bool = False,
+    environments_only: bool = False,
 ) -> Answer:
     """Validate ``config`` in a child process.
 
@@ -116,14 +120,14 @@ def probe(
         stop: a descriptor; once it is readable, the probe ends.
         output: descriptor for what the user's code prints, or `subprocess.DEVNULL`.
         starts: also find problems of a start on this machine (`planning.machine`).
-        environment_only: only make the environment, and import nothing else of the user.
+        environments_only: only make the environments, and import nothing else of the user.
 
     Raises:
         ConfigError: the child did not answer within ``env.start_timeout_s``, or ended without an
             answer.
         UndecidedError: ``limit_s`` has passed, or ``stop`` is readable.
     """
-    order = msgpack.packb([config.model_dump(mode="python"), starts, environment_only])
+    order = msgpack.packb([config.model_dump(mode="python"), starts, environments_only])
     token = secrets.token_hex(8)
     orders, answers = os.memfd_create("probe"), os.pipe()
     try:
@@ -203,12 +207,12 @@ def main(orders: int, answers: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     from tianflow.logs import configure
     from tianflow.planning.machine import start_problems
-    from tianflow.planning.validation import make_environment_here, validate_here
+    from tianflow.planning.validation import make_environments_here, validate_here
 
     configure(level="WARNING")
-    tables, starts, environment_only = msgpack.unpackb(os.read(orders, 1 << 30))
+    tables, starts, environments_only = msgpack.unpackb(os.read(orders, 1 << 30))
     config = Config.model_validate(tables)
-    found = make_environment_here(config) if environment_only else validate_here(config)
+    found = make_environments_here(config) if environments_only else validate_here(config)
     problems = tuple(
         FoundProblem(
             problem.path,

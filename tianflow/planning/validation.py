@@ -40,23 +40,27 @@ def validate(
     *,
     report: Callable[[str], None] = log.warning,
     limit_s: float = math.inf,
-    environment_only: bool = False,
+    environments_only: bool = False,
 ) -> Validation:
     """Check everything that ``config`` names. The environment is made once and closed again.
 
     A user's own code runs in a child process, see `tianflow.planning.probe`; ``report`` is called
     while that takes long. UndecidedError if it takes longer than ``limit_s`` seconds.
 
-    ``environment_only``: make the environment, and import no network or algorithm of the user,
-    which would import PyTorch.
+    ``environments_only``: make the environments of training and evaluations, and import no network
+    or algorithm of the user, which would import PyTorch.
     """
-    if not probe.needs_child(config) or (environment_only and not probe.is_users(config.env)):
-        return make_environment_here(config) if environment_only else validate_here(config)
+    if environments_only:
+        here = not (probe.needs_child(config) and probe.has_user_environment(config))
+    else:
+        here = not probe.needs_child(config)
+    if here:
+        return make_environments_here(config) if environments_only else validate_here(config)
     if unportable := list(unportable_settings(config.model_dump())):
         return Validation(tuple(unportable), (), None)  # the child could not receive it
     try:
         answer = probe.probe(
-            config, report=report, limit_s=limit_s, environment_only=environment_only
+            config, report=report, limit_s=limit_s, environments_only=environments_only
         )
     except ConfigError as error:
         return Validation(tuple(error.problems), (), None)
@@ -73,6 +77,7 @@ def validate_here(config: Config) -> Validation:
             spec = _probe(config)
             problems += (
                 _check_against(config, spec)
+                or _check_graphs(config, spec)
                 or _check_own_network(config, spec)
                 or _check_evaluations(config, spec)
             )
@@ -82,10 +87,13 @@ def validate_here(config: Config) -> Validation:
     return Validation(tuple(problems), tuple(advice), spec)
 
 
-def make_environment_here(config: Config) -> Validation:
-    """Make the environment in this process, and close it. Nothing else of ``config`` is checked."""
+def make_environments_here(config: Config) -> Validation:
+    """Make the environments of training and evaluations in this process, and close them. Nothing
+    else of ``config`` is checked.
+    """
     try:
-        return Validation((), (), _probe(config))
+        spec = _probe(config)
+        return Validation(tuple(_check_evaluations(config, spec)), (), spec)
     except ConfigError as error:
         return Validation(error.problems, (), None)
 
@@ -112,7 +120,7 @@ def require_settable(
         return
     changed = with_changes(config, {"env": changes["env"]})
     try:
-        problems = validate(changed, limit_s=limit_s, environment_only=True).problems
+        problems = validate(changed, limit_s=limit_s, environments_only=True).problems
     except probe.UndecidedError as error:
         message = f"cannot be tried: {error}"
         accepted = "`tianflow stop RUN; tianflow train --resume RUN env.set.NAME=VALUE`"
@@ -181,6 +189,17 @@ def _check_own_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
         message = f"cannot be made for {spec.id}: {type(error).__name__}: {error}"
         return [Problem("network.name", config.network.name, message)]
     return []
+
+
+def _check_graphs(config: Config, spec: EnvironmentSpec) -> list[Problem]:
+    """Only training needs them: a policy may act in environments that reset within a step."""
+    if config.learner.graphs != "on" or spec.autoreset == "next_step":
+        return []
+    message = (
+        f"{spec.id} resets within a step, so batches have different numbers of final observations, "
+        "and a CUDA graph needs fixed shapes"
+    )
+    return [Problem("learner.graphs", "on", message, "auto, or off")]
 
 
 def _check_evaluations(config: Config, spec: EnvironmentSpec) -> list[Problem]:
