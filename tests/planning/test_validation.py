@@ -55,6 +55,18 @@ def test_what_does_not_fit_the_environment_is_named(override: str, path: str, ne
     assert nearest in found_nearest
 
 
+@pytest.mark.parametrize(
+    ("vector", "refused"), [("SameStepVector", True), ("NextStepVector", False)]
+)
+def test_a_graph_is_refused_for_an_environment_that_resets_within_a_step(
+    vector: str, refused: bool
+) -> None:
+    settings = (f"env.id=tests.support.environments:{vector}", "algorithm.name=impala")
+    problems = validate(config(*settings, "learner.graphs=on")).problems
+    assert ["learner.graphs"] * refused == [problem.path for problem in problems]
+    assert () == validate(config(*settings)).problems
+
+
 def test_an_impossible_combination_is_refused_before_the_environment_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
