@@ -135,3 +135,22 @@ def test_explained_variance_is_one_for_perfect_and_zero_for_constant_values() ->
     target, valid = tensor(1.0, 2.0, 5.0), torch.ones(3, dtype=torch.bool)
     assert explained_variance(target, target, valid).item() == 1.0
     assert explained_variance(tensor(7.0, 7.0, 7.0), target, valid).item() == pytest.approx(0.0)
+
+
+def test_parts_of_a_batch_add_up_to_its_mean() -> None:
+    torch.manual_seed(0)
+    x, y, valid = torch.randn(6, 8), torch.randn(6, 8), torch.rand(6, 8) > 0.3
+    total, parts = valid.sum(), (slice(0, 3), slice(3, 8))
+    for loss in (policy_gradient_loss, value_loss):
+        found = sum(loss(x[:, p], y[:, p], valid[:, p], count=total) for p in parts)
+        torch.testing.assert_close(found, loss(x, y, valid))
+
+
+def test_statistics_of_selected_rows_are_those_of_masked_rows() -> None:
+    torch.manual_seed(0)
+    x, y, valid = torch.randn(6, 8), torch.randn(6, 8), torch.rand(6, 8) > 0.3
+    torch.testing.assert_close(approximate_kl(x[valid]), approximate_kl(x, valid))
+    torch.testing.assert_close(effective_sample_ratio(x[valid]), effective_sample_ratio(x, valid))
+    torch.testing.assert_close(
+        explained_variance(x[valid], y[valid]), explained_variance(x, y, valid)
+    )

@@ -12,10 +12,15 @@ from torch import Tensor
 _LOWEST = -1e30
 
 
-def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
+def masked_mean(x: Tensor, valid: Tensor | None, count: Tensor | None = None) -> Tensor:
     """Mean of ``x`` over the rows where ``valid``; 0 without such rows. Other rows have no
     influence.
+
+    ``count``: the number of valid rows of a larger batch of which ``x`` is a part. The result is
+    then this part's contribution to the mean over that batch.
     """
+    if count is not None:
+        return (x if valid is None else torch.where(valid, x, 0.0)).sum() / count
     if valid is None:
         return x.mean()
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
@@ -27,12 +32,16 @@ def masked_largest(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def policy_gradient_loss(
-    log_prob: Tensor, advantage: Tensor, valid: Tensor | None = None
+    log_prob: Tensor,
+    advantage: Tensor,
+    valid: Tensor | None = None,
+    *,
+    count: Tensor | None = None,
 ) -> Tensor:
     """``-mean(log_prob * advantage)``; its gradient is the policy gradient (A3C, arXiv
-    1602.01783).
+    1602.01783). ``count``: see `masked_mean`.
     """
-    return -masked_mean(log_prob * advantage, valid)
+    return -masked_mean(log_prob * advantage, valid, count)
 
 
 def value_loss(
@@ -42,8 +51,9 @@ def value_loss(
     *,
     old_value: Tensor | None = None,
     clip: float | None = None,
+    count: Tensor | None = None,
 ) -> Tensor:
-    """``mean((value - target)^2) / 2``.
+    """``mean((value - target)^2) / 2``. ``count``: see `masked_mean`.
 
     With ``clip`` (as in OpenAI's PPO2 code) the larger of two errors counts: that of ``value``, and
     that of ``value`` clipped to within ``clip`` of ``old_value``.
@@ -57,7 +67,7 @@ def value_loss(
             raise ValueError("clip requires old_value, the value before the update")
         clipped = old_value + (value - old_value).clamp(-clip, clip)
         error = torch.maximum(error, (clipped - target).square())
-    return 0.5 * masked_mean(error, valid)
+    return 0.5 * masked_mean(error, valid, count)
 
 
 def ppo_loss(
@@ -112,21 +122,24 @@ def approximate_kl(log_ratio: Tensor, valid: Tensor | None = None) -> Tensor:
     return masked_mean(torch.expm1(bounded) - bounded, valid)
 
 
-def effective_sample_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
+def effective_sample_ratio(log_ratio: Tensor, valid: Tensor | None = None) -> Tensor:
     """Effective sample size of the weights ``exp(log_ratio)`` over their number, in (0, 1].
 
     The result is 1 if all weights are equal, and 0 without valid rows.
     """
+    if valid is None:
+        weight = torch.exp(log_ratio - log_ratio.max())
+        return weight.sum().square() / (weight.square().sum() * weight.numel())
     largest = torch.where(valid, log_ratio, _LOWEST).max()
     weight = torch.where(valid, torch.exp(log_ratio - largest), 0.0)
     return weight.sum().square() / (weight.square().sum() * valid.sum()).clamp(min=1.0)
 
 
-def explained_variance(value: Tensor, target: Tensor, valid: Tensor) -> Tensor:
+def explained_variance(value: Tensor, target: Tensor, valid: Tensor | None = None) -> Tensor:
     """``1 - var(target - value) / var(target)`` over valid rows: 1 is perfect, 0 as a constant."""
     spread = _variance(target, valid)
     return 1.0 - _variance(target - value, valid) / spread.clamp(min=1e-12)
 
 
-def _variance(x: Tensor, valid: Tensor) -> Tensor:
+def _variance(x: Tensor, valid: Tensor | None) -> Tensor:
     return masked_mean((x - masked_mean(x, valid)).square(), valid)

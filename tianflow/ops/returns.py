@@ -145,17 +145,14 @@ def vtrace(
             f"c_bar = {c_bar} is above rho_bar = {rho_bar}: V-trace might not converge; lower c_bar"
         )
     with torch.no_grad():
+        weights = {bar: _clipped_exp(log_rho_t, bar) for bar in {rho_bar, c_bar, pg_rho_bar}}
         continues_t = valid_t & ~done_t
-        delta_t = torch.where(
-            valid_t, _clipped_exp(log_rho_t, rho_bar) * (r_t + discount_t * v_tp1 - v_t), 0.0
-        )
-        decay_t = torch.where(
-            continues_t, discount_t * _clipped_exp(log_rho_t, c_bar) * lambda_, 0.0
-        )
+        delta_t = torch.where(valid_t, weights[rho_bar] * (r_t + discount_t * v_tp1 - v_t), 0.0)
+        decay_t = torch.where(continues_t, discount_t * weights[c_bar] * lambda_, 0.0)
         correction_t = _accumulate(delta_t, decay_t)
         vs_next_t = v_tp1.clone()
         vs_next_t[:-1] += torch.where(continues_t[:-1], correction_t[1:], 0.0)
-        advantage_t = _clipped_exp(log_rho_t, pg_rho_bar) * (r_t + discount_t * vs_next_t - v_t)
+        advantage_t = weights[pg_rho_bar] * (r_t + discount_t * vs_next_t - v_t)
         return Advantages(torch.where(valid_t, advantage_t, 0.0), v_t + correction_t)
 
 

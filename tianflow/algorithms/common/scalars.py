@@ -14,6 +14,13 @@ def is_scalar(value: object) -> bool:
     return isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
 
 
+def _as_scalar(value: Tensor) -> Tensor:
+    """``value`` as a float32 without dimensions. Most are already, and calls cost time."""
+    if value.dtype == torch.float32 and value.dim() == 0:
+        return value
+    return value.float().reshape(())
+
+
 def as_numbers(found: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """``found`` with a float in place of each tensor of one element. A subclass of an algorithm may
     add values of its own: anything else stays as it is, and `tianflow.core.learning` refuses what
@@ -24,9 +31,7 @@ def as_numbers(found: Mapping[str, Any], device: torch.device) -> dict[str, Any]
         device: of the learner.
     """
     scalars = {name: value.detach() for name, value in found.items() if is_scalar(value)}
-    here = {
-        name: value.float().reshape(()) for name, value in scalars.items() if value.device == device
-    }
+    here = {name: _as_scalar(value) for name, value in scalars.items() if value.device == device}
     numbers = torch.stack(list(here.values())).tolist() if here else []
     elsewhere = {name: float(value) for name, value in scalars.items() if name not in here}
     return {**found, **elsewhere, **dict(zip(here, numbers, strict=True))}

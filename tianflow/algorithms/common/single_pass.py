@@ -154,10 +154,9 @@ class SinglePassLearner(ActorCriticLearner):
         )
         if self.normalise_advantages:
             advantage_t = self.normalised(advantage_t, valid_t)
-        share = valid_t.sum() / total
-        policy = policy_gradient_loss(log_prob, advantage_t, valid_t) * share
-        value = value_loss(v_t, target_t, valid_t) * share
-        entropy = masked_mean(entropy_t, valid_t) * share
+        policy = policy_gradient_loss(log_prob, advantage_t, valid_t, count=total)
+        value = value_loss(v_t, target_t, valid_t, count=total)
+        entropy = masked_mean(entropy_t, valid_t, total)
         torch.autograd.backward(policy + self.value_cost * value - entropy_cost * entropy)
         return ChunkOutputs(
             log_ratio,
