@@ -609,7 +609,7 @@ def test_a_shard_lost_while_it_stores_costs_those_trajectories_and_its_items() -
 
 def placed(*places: str) -> World:
     """A world with a shard at each of ``places``."""
-    world = World(shards=len(places), opened=False)
+    world = World(shards=len(places), opened=False, remote=True)
     world.learner()
     for index, place in enumerate(places):
         world.open(index, place=place).work()
@@ -681,7 +681,7 @@ def test_what_lies_on_the_head_waits_for_a_shard_and_what_lies_elsewhere_does_no
 
 def test_a_lost_machine_costs_what_its_shards_store_and_what_waits_for_them() -> None:
     """The limiter had no room for the second one."""
-    world = World(shards=1, limits=TIGHT, opened=False)
+    world = World(shards=1, limits=TIGHT, opened=False, remote=True)
     world.learner()
     world.open(0, place="a").work()
     grants = [world.committed() for _ in range(4)]
@@ -1087,6 +1087,7 @@ class Chaos:
             seed=seed,
             prioritised=self.random.random() < 0.7,
             ahead=seed % 2 == 0,
+            remote=seed % 4 >= 2,
         )
         self.begun: list[Any] = []
         self.held: list[Batch] = []

@@ -144,7 +144,7 @@ class FakeShard:
 
 
 class World:
-    """Actors are called by number. ``now`` is the clock."""
+    """Actors are called by number. ``now`` is the clock. ``remote``: there are other machines."""
 
     def __init__(
         self,
@@ -159,11 +159,14 @@ class World:
         restoring: bool = False,
         seed: int = 0,
         ahead: bool = False,
+        remote: bool = False,
     ) -> None:
         self.now = 0.0
         self.rng = np.random.default_rng(seed)
         self.ledger = Ledger(
-            limits=Limits(batch=1, max_staleness=bound, credits=slots), slots=slots
+            limits=Limits(batch=1, max_staleness=bound, credits=slots),
+            slots=slots,
+            remote=remote,
         )
         self.arena, self.draws = heap_arena(LAYOUT, slots), heap_arena(DRAWS, DRAW_SLOTS)
         self.exchange = ReplayExchange(

@@ -161,9 +161,10 @@ class Link:
             self._closed()
             return False
         self._unpacker.feed(packet)
+        decode, handle = self._decode, self._handle
         for values in self._unpacker:
             try:
-                self._handle(self._decode(values))
+                handle(decode(values))
             except Exception as error:
                 if self._failed is None:
                     raise

@@ -240,9 +240,22 @@ class Exchange:
         self._grant()
 
     def _grant(self) -> None:
-        """Grant what the ledger permits, in the order of requests. Late holders rest where others
-        are.
-        """
+        """Grant what the ledger permits, in the order of requests."""
+        ledger = self.ledger
+        if ledger.remote:
+            self._grant_to_machines()
+            return
+        while self._requests and ledger.grantable:
+            holder, deliver = self._requests.popleft()
+            deliver(self._ticket_for(holder))
+
+    def _ticket_for(self, holder: str) -> Grant | None:
+        ledger = self.ledger
+        ahead = ledger.ahead(len(self._holders))
+        return ledger.grant(holder, seed_epoch=self.seed_epoch, ahead=ahead)
+
+    def _grant_to_machines(self) -> None:
+        """`_grant` where holders are on other machines. Late holders rest while others wait."""
         ledger, lateness = self.ledger, self.ledger.lateness
         some_rest = bool(lateness.late) and not self._holders <= lateness.late
         now = self._clock() if some_rest else 0.0
@@ -252,9 +265,7 @@ class Exchange:
             if some_rest and lateness.rests(holder, now):
                 passed_over.append((holder, deliver))
                 continue
-            grant = ledger.grant(
-                holder, seed_epoch=self.seed_epoch, ahead=ledger.ahead(len(self._holders))
-            )
+            grant = self._ticket_for(holder)
             place = self._place_for(holder)
             deliver(grant._replace(place=place) if grant is not None and place else grant)
         if passed_over:
@@ -267,7 +278,9 @@ class Exchange:
             lateness.costs(self._clock())
 
     def _place_for(self, holder: str) -> str:  # noqa: ARG002 - the learner reads on the head
-        """The machine where a trajectory of ``holder`` is to lie; "": the head."""
+        """The machine where a trajectory of ``holder`` is to lie; "": the head. Asked only where
+        there are other machines.
+        """
         return ""
 
     def _grant_after_rest(self, now: float) -> None:

@@ -162,7 +162,8 @@ class Ledger:
         )
         self._next_ticket += 1
         self._tickets.add(ticket)
-        self._lateness.granted(holder)
+        if self._remote:
+            self._lateness.granted(holder)
         self._counters.granted += 1
         return Grant(ticket.number, ticket.slot, self._published, seed_epoch, ahead)
 
@@ -216,7 +217,8 @@ class Ledger:
             now,
         )
         self._tickets.move(ticket, State.COMMITTED, version=min(ticket.version, trajectory.version))
-        self._lateness.arrived(ticket.holder)
+        if self._remote:
+            self._lateness.arrived(ticket.holder)
         self._counters.count_commit(ticket.holder, trajectory)
         return True
 
