@@ -243,7 +243,7 @@ async def test_without_actors_the_learner_stands_still_readiness_says_why_and_it
     async with tianflow.open_run(endless(actors={"count": 2}), runs_dir=tmp_path) as handle:
         await until(lambda: updates(handle) > 2)
         await handle.actors.set(count=0)
-        await until(lambda: not handle.control.statistics().ledger.open)
+        await until(lambda: not handle.control.statistics().ledger.in_use)
         assert (False, ("there are no actors: actors.count is 0",)) == handle.run.snapshot.ready()
         stood = updates(handle)
         await asyncio.sleep(0.2)  # that nothing happens meanwhile is what is to be seen
