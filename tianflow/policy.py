@@ -125,7 +125,7 @@ class LoadedPolicy:
             update={"env": found.env, "evaluation": found.evaluation}
         )
         if given or env != self.config.env:
-            first = next(iter(given.items()), planned.first_difference)
+            first = next(iter(given.items()), planned.difference)
             foreign = self._foreign if evaluation is None else {"env": document["env"]}
             changed._enter(_without(foreign, given), first)  # noqa: SLF001 - its own class
         return changed

@@ -178,6 +178,15 @@ def test_returns_mean_the_same_while_environment_and_actions_are_the_same() -> N
     assert [None, None] == [meaning_of_returns(None), meaning_of_returns({"env": 3})]
 
 
+def test_a_single_difference_is_named_and_of_several_all() -> None:
+    length, other = {"kwargs": {"length": 4}}, {"id": "CartPole-v1", "wrappers": []}
+    assert ("evaluation.env.kwargs.length", 4) == main_evaluation(config(env=length)).difference
+    several = config(further={"large": {"env": other}})
+    path, value = further_evaluations(several)[0].difference
+    assert "evaluation.further.large.env" == path
+    assert {"id": "CartPole-v1", "wrappers": []} == value
+
+
 def test_attributes_of_training_reach_an_evaluation_that_does_not_override_them() -> None:
     env = {"id": LENGTH, "set": {"length": 4, "reward": 2.0}}
     found = cartpole(

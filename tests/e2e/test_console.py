@@ -650,7 +650,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 def on_disk(folder: Path, name: str, *, killed: bool = False, **statistics: float) -> None:
     """A run of ``tianflow train`` in the directory of a service, with ``statistics`` (``__`` for
-    ``/``) in its history.
+    ``/``) and evaluations ``large`` in its history.
     """
     shutil.copytree(BEFORE, folder / name)
     if killed:
@@ -663,8 +663,12 @@ def on_disk(folder: Path, name: str, *, killed: bool = False, **statistics: floa
             "learning": {
                 key: {"count": 1, "mean": value * row["t"]} for key, value in learning.items()
             },
+            "marks": [
+                *(row.get("marks") or ()),
+                {"kind": "evaluation", "name": "large", "t": row["t"], "mean_return": number},
+            ],
         }
-        for row in read_rows(path)
+        for number, row in enumerate(read_rows(path))
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -713,6 +717,11 @@ def own_statistics_are_compared(watched: Watched) -> None:
     watched.reads("h1", "2 runs compared")
     expect(page.locator("#compare-return path.line")).to_have_count(2, timeout=PATIENCE_MS)
     watched.text_in("#compare-speed", "over two updates or more")
+    expect(page.locator("#compare-evaluation-large path.line")).to_have_count(
+        2, timeout=PATIENCE_MS
+    )
+    best = page.locator(".comparison tbody tr", has_text="Best evaluation large").locator("td")
+    assert [str(len(read_rows(BEFORE / NAME)) - 1)] * 2 == best.all_text_contents()
     page.locator("#statistics summary").click()
     assert ["mine/score", "rollout/success"] == page.locator(
         "#statistics label"

@@ -40,14 +40,18 @@ class PlannedEvaluation:
     seed: int
 
     @property
-    def first_difference(self) -> tuple[str, object]:
-        """Path and value of the first setting that differs from ``env``."""
-        for name, value in self.differences.model_dump(exclude_defaults=True).items():
-            if name not in TABLES:
-                return f"{self.path}.{name}", value
-            for key, inner in value.items():
-                return f"{self.path}.{name}.{key}", inner
-        return self.path, None
+    def difference(self) -> tuple[str, object]:
+        """Path and value of the setting that differs from ``env``; of several, ``path`` and all of
+        them.
+        """
+        found: dict[str, object] = {}
+        differences = self.differences.model_dump(mode="json", exclude_defaults=True)
+        for name, value in differences.items():
+            if name in TABLES:
+                found |= {f"{self.path}.{name}.{key}": inner for key, inner in value.items()}
+            else:
+                found[f"{self.path}.{name}"] = value
+        return next(iter(found.items())) if len(found) == 1 else (self.path, differences)
 
 
 def main_evaluation(config: Config) -> PlannedEvaluation:

@@ -225,7 +225,7 @@ def _check_evaluations(config: Config, spec: EnvironmentSpec) -> list[Problem]:
             ]
             continue
         if differing := difference(spec, made, old_name="training", new_name="the evaluation"):
-            path, value = planned.first_difference
+            path, value = planned.difference
             accepted = "an environment with the spaces of training"
             message = f"{differing}, so the policy cannot act there"
             problems.append(Problem(path, value, message, accepted))

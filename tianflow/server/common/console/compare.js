@@ -16,6 +16,7 @@ const POINTS = 400;
 const COLOURS = ["c0", "c1", "c2", "c3", "c4", "c6", "c7", "c5"];
 const MOST_CHOSEN = 24;
 const MOST_OFFERED = 200;
+const MOST_EVALUATIONS = 8;
 /** Maximum number of runs: each has a colour of its own. */
 export const MOST_COMPARED = COLOURS.length;
 
@@ -77,13 +78,24 @@ function returnText(results) {
   return value === null ? "–" : `${number(value)} (${from})`;
 }
 
-/** Evaluations that decide: not the further ones, which have a name. */
-function evaluationsOf(rows) {
-  return rows.flatMap((row) => (row.marks ?? []).filter((mark) => mark.kind === "evaluation" && !mark.name && Number.isFinite(mark.mean_return)).map((mark) => ({ row, value: mark.mean_return })));
+/** Evaluations called `name`; those that decide have none. */
+function evaluationsOf(rows, name = "") {
+  return rows.flatMap((row) => (row.marks ?? []).filter((mark) => mark.kind === "evaluation" && (mark.name ?? "") === name && Number.isFinite(mark.mean_return)).map((mark) => ({ row, value: mark.mean_return })));
 }
 
-function bestOf(rows) {
-  const values = evaluationsOf(rows).map((found) => found.value);
+/** Names of the further evaluations of `runs`. */
+function evaluationNames(runs) {
+  const names = runs.flatMap(({ rows }) => rows.flatMap((row) => (row.marks ?? []).filter((mark) => mark.kind === "evaluation" && mark.name).map((mark) => mark.name)));
+  return [...new Set(names)].sort().slice(0, MOST_EVALUATIONS);
+}
+
+/** Specification of the chart of the evaluations called `name`. */
+function chartOf(name) {
+  return { key: `evaluation-${name}`, title: `Return of evaluation ${name}`, unit: "mean over its episodes", evaluation: name };
+}
+
+function bestOf(rows, name = "") {
+  const values = evaluationsOf(rows, name).map((found) => found.value);
   return values.length ? Math.max(...values) : null;
 }
 
@@ -161,8 +173,9 @@ export class CompareView {
   }
 
   /** Specifications of all charts, the chosen ones last. */
-  specs() {
-    const further = [...this.chosen].map((name) => ({ key: `statistic-${name}`, title: name, unit: unitOf(name), of: learned(name) }));
+  specs(runs) {
+    const further = evaluationNames(runs).map(chartOf);
+    further.push(...[...this.chosen].map((name) => ({ key: `statistic-${name}`, title: name, unit: unitOf(name), of: learned(name) })));
     for (const [key, chart] of this.charts) {
       if (CHARTS.some((spec) => spec.key === key) || further.some((spec) => spec.key === key)) continue;
       chart.close();
@@ -211,13 +224,14 @@ export class CompareView {
   draw() {
     const runs = this.runs();
     this.offer(runs);
-    for (const spec of this.specs()) {
+    for (const spec of this.specs(runs)) {
       const picture = pictureOf(spec, runs, AXES[this.axis]);
       const chart = this.charts.get(spec.key);
       show(chart.node, !spec.optional || picture.rows.length > 0);
       chart.draw(picture);
     }
-    this.results.replaceChildren(tableOf(runs, RESULTS.map(([name, of]) => ({ name, cells: runs.map(({ run, rows }) => of({ ...run, last: rows.at(-1) }, rows)) }))));
+    const results = [...RESULTS, ...evaluationNames(runs).map((name) => [`Best evaluation ${name}`, (_, rows) => number(bestOf(rows, name))])];
+    this.results.replaceChildren(tableOf(runs, results.map(([name, of]) => ({ name, cells: runs.map(({ run, rows }) => of({ ...run, last: rows.at(-1) }, rows)) }))));
     const rows = differing(runs.map((found) => found.settings));
     this.settings.replaceChildren(
       rows.length ? tableOf(runs, rows.map(({ path, values }) => ({ name: h("code", {}, path), cells: values.map(shortValue) }))) : h("p", { class: "unit" }, "None."),
@@ -238,7 +252,8 @@ function tableOf(runs, rows) {
 /** What a chart shows: one line for each run, over the chosen axis. */
 function pictureOf(spec, runs, axis) {
   const lines = runs.map(({ id, css, rows }) => {
-    const points = rows.map((row) => ({ t: axis.of(row), value: spec.of(row) })).filter((point) => Number.isFinite(point.t) && Number.isFinite(point.value));
+    const values = spec.evaluation ? evaluationsOf(rows, spec.evaluation) : rows.map((row) => ({ row, value: spec.of(row) }));
+    const points = values.map(({ row, value }) => ({ t: axis.of(row), value })).filter((point) => Number.isFinite(point.t) && Number.isFinite(point.value));
     const dots = spec.evaluations ? evaluationsOf(rows).map(({ row, value }) => ({ t: axis.of(row), value })) : [];
     return { id, css, points, dots: dots.filter((found) => Number.isFinite(found.t)) };
   });
