@@ -94,7 +94,9 @@ def made(
 def windows(
     name: str, *, seed: int = 0, n: int = N, fresh: bool | None = None
 ) -> dict[str, Tensor]:
-    """Windows of replay: some end early, by termination or truncation; the rest is padding."""
+    """Windows of replay: some end early, by termination or truncation; the rest is padding, and
+    repeats the observation after the last step.
+    """
     generator = np.random.default_rng(seed)
     length = SETTINGS[name].window[0]
     whole = generator.integers(1, length + 1, size=n)
@@ -102,14 +104,17 @@ def windows(
     row = np.arange(length)[:, None]
     last, kind = row == whole - 1, generator.integers(3, size=n)
     obs = observations((VECTOR, NUMBER), length + 1, n, seed=seed)
-    arrays: dict[str, Any] = {f"obs/{leaf}": values for leaf, values in obs.items()}
+    shown = np.minimum(np.arange(length + 1)[:, None], whole)
+    arrays: dict[str, Any] = {
+        f"obs/{leaf}": values[shown, np.arange(n)] for leaf, values in obs.items()
+    }
     arrays |= {
         "action": generator.integers(3, size=(length, n))
         if name in ("dqn", "r2d2")
         else generator.uniform((-1.0, 0.0), (3.0, 1.0), (length, n, 2)).astype(np.float32),
         "reward": generator.standard_normal((length, n), dtype=np.float32),
         "terminated": last & (kind == 0),
-        "truncated": last & ((kind == 1) | (row < length - 1) & (kind == 2)),
+        "truncated": last & (kind == 1),
         "valid": row < whole,
         "start": np.zeros((length + 1, n), bool),
         "weight": generator.uniform(0.2, 1.0, n).astype(np.float32),
@@ -258,7 +263,9 @@ def test_an_update_trains_on_every_item_and_returns_its_priority(
 
 @every_algorithm
 def test_padding_has_no_influence(name: str) -> None:
-    """Observations after a termination have no influence either. Both may contain huge values."""
+    """Observations that an update does not read have no influence either. Both may contain huge
+    values.
+    """
     results = []
     for garbage in (False, True):
         _, learner = made(name, normalise=True)
@@ -271,6 +278,8 @@ def test_padding_has_no_influence(name: str) -> None:
                 arrays["truncated"][padding] = True
                 arrays["action"][padding] = 1
                 unseen = torch.cat([torch.zeros_like(padding[:1]), padding | arrays["terminated"]])
+                if SETTINGS[name].ends_only:
+                    unseen[1:-1], unseen[-1] = True, False
                 arrays["obs/vector"][unseen] = math.inf
                 arrays["obs/number"][unseen] = 99
             found = learner.step(LearnerBatch(arrays))
@@ -741,6 +750,12 @@ def test_priorities_from_what_the_actor_recorded_are_those_of_the_learner(
             if not leaf.startswith("q_")
         }
         valid, over = arrays["valid"], arrays["terminated"] | arrays["truncated"]
+        shown = torch.minimum(torch.arange(length + 1)[:, None], valid.sum(0))
+        arrays |= {
+            leaf: values[shown, torch.arange(N)]
+            for leaf, values in arrays.items()
+            if leaf.startswith("obs/")
+        }
         found = learner.step(LearnerBatch(arrays)).priorities
         discount_t = learner.settings.discount * (~arrays["terminated"]).float()
         step = n_step(r_t=arrays["reward"], discount_t=discount_t, done_t=over, valid_t=valid, n=n)

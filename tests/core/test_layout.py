@@ -104,6 +104,10 @@ def test_a_draw_is_laid_out_as_windows_side_by_side_with_what_belongs_to_each_it
     }
     assert expected == {field.name: (field.shape, field.dtype) for field in layout.fields}
     assert (5, 11) == (layout.steps, layout.num_envs)
+    ends = make_draw_layout(FULL, length=5, items=11, state_spec={"h": (7,)}, ends_only=True)
+    two = {"obs/camera": (2, 11, 1, 5, 5), "obs/mode": (2, 11), "action_mask": (2, 11, 3)}
+    shapes = {name: two.get(name, shape) for name, (shape, _) in expected.items()}
+    assert shapes == {field.name: field.shape for field in ends.fields}
 
 
 def test_a_trajectory_for_replay_has_the_state_of_every_step_and_says_which_stream_it_continues():

@@ -625,6 +625,42 @@ def test_action_masks_and_extra_columns_are_drawn_and_an_unknown_mask_allows_all
     ].tolist()
 
 
+@given(mode=modes, script=scripts, length=st.integers(1, 7), seed=st.integers(0, 2**32))
+@examples(12)
+def test_a_draw_of_ends_has_the_first_and_the_last_observation_of_each_item(
+    mode: Mode, script: list[int], length: int, seed: int
+) -> None:
+    drawn = []
+    for ends_only in (False, True):
+        world = World(environments=2, steps=6, mode=mode, seed=seed)
+        shard = Shard(settings=replace(WORLD, length=length, ends_only=ends_only), selector=Fifo)
+        play(world, shard, script)
+        if not len(shard):
+            return
+        drawn.append(everything(shard)[1])
+    whole, ends = drawn
+    item, steps = np.arange(len(whole["version"])), whole["valid"].sum(0)
+    goes_on = ~whole["terminated"].any(0)
+    for name, expected in whole.items():
+        observed = name.startswith("obs/")
+        np.testing.assert_array_equal(expected[[0, -1]] if observed else expected, ends[name])
+        if observed:
+            after = expected[steps, item]
+            np.testing.assert_array_equal(after[goes_on], ends[name][1][goes_on])
+
+
+def test_a_draw_of_ends_has_the_masks_of_its_observations() -> None:
+    s = replace(LINE, mask_size=2, length=2, ends_only=True)
+    shard = Shard(settings=s, selector=Fifo)
+    mask = np.array([[[True, False]], [[False, True]], [[True, True]], [[False, True]]])
+    shard.insert(line(0, 3, action_mask=mask))
+    _, out = everything(shard)
+    assert [[0, 1], [2, 3]] == out["obs/"].tolist()
+    assert [[[True, False], [False, True]], [[True, True], [False, True]]] == out[
+        "action_mask"
+    ].tolist()
+
+
 def test_the_initial_priority_is_the_actors_own_error() -> None:
     case = CASES["apex_initial_priority_on_actor"]
     inputs = case["inputs"]

@@ -172,6 +172,7 @@ class DQNSettings(QSettings):
     """
 
     splits_over_ranks: ClassVar[bool] = True
+    ends_only: ClassVar[bool] = True
     name: str = "dqn"
     n_step: PositiveInt = 3
 
@@ -228,6 +229,7 @@ class ContinuousSettings(OffPolicySettings):
     """Settings of SAC and TD3: two critics, and slowly updated target networks."""
 
     live: ClassVar[tuple[str, ...]] = (*OffPolicySettings.live, "target_smoothing")
+    ends_only: ClassVar[bool] = True
 
     learning_rate: ScheduledRate = 3e-4
     """Learning rate of actor and critics, and of SAC's temperature."""

@@ -32,6 +32,11 @@ class AlgorithmSettings(Section):
     `tianflow.algorithms.common.single_pass.SinglePassLearner`, and computes with tensors only.
     """
 
+    ends_only: ClassVar[bool] = False
+    """True if an update reads of a replay item only the first and the last observation (and mask):
+    a draw then carries no others.
+    """
+
     name: str
     """Algorithm: a2c, dqn, impala, ppo, r2d2, sac, td3, another installed one, or
     module:attribute.

@@ -119,10 +119,16 @@ def _request_shapes(
 
 
 def make_draw_layout(
-    spec: EnvironmentSpec, *, length: int, items: int, state_spec: Mapping[str, tuple[int, ...]]
+    spec: EnvironmentSpec,
+    *,
+    length: int,
+    items: int,
+    state_spec: Mapping[str, tuple[int, ...]],
+    ends_only: bool = False,
 ) -> TrajectoryLayout:
     """The layout of a draw for one update: ``items`` windows of ``length`` steps side by side, in
-    the fields of a trajectory.
+    the fields of a trajectory. With ``ends_only``, observations and masks have two rows: the first
+    of a window, and the one after its last step.
 
     Each item has these fields, too: ``version`` [M] int64 (of its oldest step), ``key`` [M] int64
     (in its shard), ``probability`` [M] float64 (of being drawn, given the shard), ``weight`` [M]
@@ -130,6 +136,12 @@ def make_draw_layout(
     """
     windows = replace(spec, num_envs=items, autoreset="next_step")
     shapes = _shapes(windows, length, state_spec)
+    if ends_only:
+        shapes |= {
+            name: ((2, *shape[1:]), dtype)
+            for name, (shape, dtype) in shapes.items()
+            if name.startswith("obs/") or name == "action_mask"
+        }
     m = (items,)
     shapes |= {"version": (m, "int64"), "key": (m, "int64"), "probability": (m, "float64")}
     shapes |= {"weight": (m, "float32"), "priority": (m, "float32")}

@@ -53,6 +53,7 @@ def make_shard(config: Config, spec: EnvironmentSpec) -> Shard:
         state=tuple(state_spec(config.network).items()),
         mask_size=spec.action.mask_size if spec.action_mask else 0,
         max_samples=config.replay.max_samples,
+        ends_only=config.algorithm.ends_only,
     )
     return Shard(
         settings=settings, selector=_selector(config), initial_priority=_initial_priority(config)

@@ -27,5 +27,9 @@ def draw_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout | Non
         return None
     length, _ = config.algorithm.window
     return make_draw_layout(
-        spec, length=length, items=config.algorithm.items, state_spec=state_spec(config.network)
+        spec,
+        length=length,
+        items=config.algorithm.items,
+        state_spec=state_spec(config.network),
+        ends_only=config.algorithm.ends_only,
     )

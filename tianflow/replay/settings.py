@@ -52,6 +52,8 @@ class ShardSettings:
     """Name, shape and dtype of further step columns, e.g. ``log_prob``."""
     max_samples: int | None = None
     """Draws after which an item is removed; None: without limit."""
+    ends_only: bool = False
+    """Whether a draw has only the first and the last observation (and mask) of an item."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= self.capacity:
@@ -74,6 +76,11 @@ class ShardSettings:
                 f"stacks {sorted(unknown)} are not leaves of the observation; accepted: "
                 f"{[leaf.name for leaf in self.observation]}"
             )
+
+    @property
+    def observations_drawn(self) -> int:
+        """Observations of an item in a draw."""
+        return 2 if self.ends_only else self.length + 1
 
     @property
     def item_capacity(self) -> int:

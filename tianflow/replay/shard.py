@@ -149,7 +149,8 @@ class Shard:
     def make_batch(self, n: int) -> dict[str, Array]:
         """Zero arrays for a draw of n.
 
-        ``obs/<leaf>``, ``action_mask`` and ``start`` are [L+1, n, ...], with L = length.
+        ``obs/<leaf>``, ``action_mask`` and ``start`` are [L+1, n, ...], with L = length; the first
+        two are [2, n, ...] with ``ends_only``.
         ``action``, ``reward``, ``terminated``, ``truncated``, ``valid`` and extra columns are [L,
         n, ...]. ``state/<leaf>`` [n, ...] is the state before the first observation. ``version``
         [n] is that of the oldest step.

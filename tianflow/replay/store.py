@@ -213,8 +213,9 @@ class StepStore:
         steps = places[:-1]
         valid = np.arange(len(steps))[:, None] < lengths
         padded = None if valid.all() else ~valid
+        observed = places[[0, -1]] if self._settings.ends_only else places
         for name, leaf in self._leaves.items():
-            leaf.read(places, out[name])
+            leaf.read(observed, out[name])
         for name in self._handed_out:
             gather(columns.steps[name], steps, out[name])
             if padded is not None:
@@ -240,7 +241,7 @@ class StepStore:
         """Zero arrays for `read` of n windows."""
         s = self._settings
         shapes: dict[str, tuple[tuple[int, ...], str]] = {
-            name: ((s.length + 1, n, *leaf.shape), leaf.dtype)
+            name: ((s.observations_drawn, n, *leaf.shape), leaf.dtype)
             for name, leaf in _leaf_specs(s).items()
         }
         shapes |= {

@@ -24,7 +24,6 @@ from tianflow.config.off_policy import OffPolicySettings
 from tianflow.core.payloads import WeightsTable
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.ops.returns import NStep, n_step
-from tianflow.ops.transforms import indexed
 
 Settings = TypeVar("Settings", bound=OffPolicySettings)
 
@@ -35,7 +34,7 @@ class Transitions:
 
     ``observation`` {leaf: [n, ...]} and ``action`` [n, *stored] are those of the first step;
     ``step`` is its n-step transition ([n] each). ``after`` {leaf: [n, ...]} and ``mask_after`` [n,
-    A] are those of the bootstrap; after a termination, where it has no influence, the first
+    A] are those of the bootstrap; after a termination, where it has no influence, the last
     observation. ``learned`` [n]: the window has a step. ``weight`` [n].
     """
 
@@ -53,21 +52,20 @@ def read_transitions(
 ) -> Transitions:
     """n-step transitions at the beginning of windows of L steps (`LearnerBatch`), n = L.
 
-    ``observe`` normalises observations.
+    ``observe`` normalises observations. The last row of a window is the observation after its last
+    step, also in a shorter window: `tianflow.replay.columns.Columns.walk`. Other rows between the
+    two are not read and may be absent (`AlgorithmSettings.ends_only`).
     """
     steps = summed(arrays, discount=discount, n=arrays["reward"].shape[0])
     step = NStep(*(rows[0] for rows in steps))
-    # Observations after a termination, or in a window without steps, are undefined.
-    end = torch.where(step.discount_t > 0.0, step.steps_t, 0)
-    column = torch.arange(end.shape[0], device=end.device)
     stored = subtree(arrays, "obs/")
     mask = arrays.get("action_mask")
     return Transitions(
         observation=observe({name: leaf[0] for name, leaf in stored.items()}),
         action=arrays["action"][0],
         step=step,
-        after=observe({name: indexed(leaf, end, column) for name, leaf in stored.items()}),
-        mask_after=None if mask is None else mask[end, column],
+        after=observe({name: leaf[-1] for name, leaf in stored.items()}),
+        mask_after=None if mask is None else mask[-1],
         learned=arrays["valid"][0],
         weight=arrays["weight"],
     )
