@@ -327,8 +327,8 @@ LAUNCHED: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings of the runs that `LauncherConformance` launches. The suite ends each run itself."""
 LARGE: Mapping[str, Mapping[str, Any]] = {
-    "actors": {"rollout_steps": 4096},
-    "balance": {"memory_limit": 2**26},
+    "actors": {"rollout_steps": 2**18},
+    "balance": {"memory_limit": 2**28},
 }
 """Settings of slots whose memory is visible in the size of the process."""
 POLL_S = 0.01

@@ -215,9 +215,9 @@ async def test_what_is_sent_in_one_turn_is_one_packet() -> None:
         for number in range(5):
             link.send(Word("number", number))
         await turn()
-        unpacker = msgpack.Unpacker()
-        unpacker.feed(theirs.recv(PACKET))
-        assert numbers(5) == [MESSAGES.decode(values) for values in unpacker]
+        assert numbers(5) == [
+            MESSAGES.decode(values) for values in msgpack.unpackb(theirs.recv(PACKET))
+        ]
     link.close()
 
 

@@ -429,9 +429,7 @@ async def test_a_settlement_and_the_next_pull_are_one_packet() -> None:
     packets = []
     with contextlib.suppress(BlockingIOError):
         while True:
-            unpacker = msgpack.Unpacker()
-            unpacker.feed(theirs.recv(2**16))
-            packets.append([message[0] for message in unpacker])
+            packets.append([message[0] for message in msgpack.unpackb(theirs.recv(2**16))])
     assert [["Settlement", "PullBatch"]] == packets
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

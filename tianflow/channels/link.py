@@ -1,8 +1,8 @@
 """A link over a Unix socket pair, between the coordinator and a host process: typed messages,
 reliable and in order.
 
-Messages that are sent in one turn of the loop leave together. Arrays do not travel over a link:
-they lie in slots.
+Messages that are sent in one turn of the loop leave together, as one array of msgpack. NumPy arrays
+do not travel over a link: they lie in slots.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 PACKET = 128 * 1024
 """Most bytes of one packet, well below a socket's buffer; longer data leave in several packets."""
+PART = b"\xc1"
+"""First byte of a packet that holds a part of longer data: the one byte that msgpack never uses."""
+LONGEST_HEADER = 5
+"""Bytes before the messages of a turn, at most."""
 EVENT_BACKLOG = 64
 """Packets that may wait for the other side before events are dropped. A healthy reader leaves a few
 packets waiting at most.
@@ -69,6 +73,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._packer = msgpack.Packer()
         self._unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False)
+        """Collects the parts of longer data."""
         self._turn: list[bytes] = []
         self._turn_bytes = 0
         self._turn_ends = False
@@ -84,7 +89,7 @@ class Link:
         if not self._open:
             return
         packed = self._packer.pack(self._encode(message))
-        if self._turn and self._turn_bytes + len(packed) > PACKET:
+        if self._turn and self._turn_bytes + len(packed) > PACKET - LONGEST_HEADER:
             self.push()
         if not self._turn_ends:
             self._turn_ends = True
@@ -96,14 +101,15 @@ class Link:
         """Give the kernel what was sent in this turn now, because the other side waits for it."""
         if not self._turn:
             return
-        data = b"".join(self._turn)
+        data = b"".join((self._packer.pack_array_header(len(self._turn)), *self._turn))
         self._turn.clear()
         self._turn_bytes = 0
         if len(data) <= PACKET:
             self._backlog.append(data)
         else:
+            size = PACKET - len(PART)
             self._backlog.extend(
-                data[start : start + PACKET] for start in range(0, len(data), PACKET)
+                PART + data[start : start + size] for start in range(0, len(data), size)
             )
         if not self._write():
             self._loop.add_writer(self._end.fileno(), self._writable)
@@ -160,9 +166,17 @@ class Link:
             self.close()
             self._closed()
             return False
-        self._unpacker.feed(packet)
+        if packet.startswith(PART):
+            self._unpacker.feed(memoryview(packet)[len(PART) :])
+            for turn in self._unpacker:
+                self._handle_turn(turn)
+        else:
+            self._handle_turn(msgpack.unpackb(packet, use_list=True, strict_map_key=False))
+        return True
+
+    def _handle_turn(self, turn: list[Any]) -> None:
         decode, handle = self._decode, self._handle
-        for values in self._unpacker:
+        for values in turn:
             try:
                 handle(decode(values))
             except Exception as error:
@@ -171,7 +185,6 @@ class Link:
                 self._failed(error)
             if not self._open:
                 break
-        return True
 
     def drain(self) -> None:
         """Handle everything that has arrived: the last messages of a peer that is gone."""
