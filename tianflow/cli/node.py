@@ -34,6 +34,10 @@ def node(
     once: Annotated[
         bool, typer.Option("--once", help="End with the run, instead of waiting for the next one.")
     ] = False,
+    in_job: Annotated[
+        bool,
+        typer.Option("--in-job", help="At SIGTERM, wait for the end of the run.", hidden=True),
+    ] = False,
 ) -> None:
     """Lend the cores of this machine to a run elsewhere.
 
@@ -64,8 +68,12 @@ def node(
                 once=once,
                 roles=offered,
             )
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, process.leave)
+            loop = asyncio.get_running_loop()
+            # A batch system sends SIGTERM to every process of a job, so the run is stopping, too.
+            loop.add_signal_handler(
+                signal.SIGTERM, process.end_with_run if in_job else process.leave
+            )
+            loop.add_signal_handler(signal.SIGINT, process.leave)
             await process.run()
 
         event_loop.run(run())
