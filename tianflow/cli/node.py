@@ -38,6 +38,12 @@ def node(
         bool,
         typer.Option("--in-job", help="At SIGTERM, wait for the end of the run.", hidden=True),
     ] = False,
+    parent: Annotated[
+        int | None,
+        typer.Option(
+            "--leave-with", metavar="PID", help="Parent process to end with.", hidden=True
+        ),
+    ] = None,
 ) -> None:
     """Lend the cores of this machine to a run elsewhere.
 
@@ -74,6 +80,13 @@ def node(
                 signal.SIGTERM, process.end_with_run if in_job else process.leave
             )
             loop.add_signal_handler(signal.SIGINT, process.leave)
+
+            def follow_parent() -> None:
+                if parent is not None and os.getppid() != parent:
+                    process.leave()
+
+            loop.add_signal_handler(signal.SIGCONT, follow_parent)  # its launcher asked for it
+            follow_parent()
             await process.run()
 
         event_loop.run(run())
