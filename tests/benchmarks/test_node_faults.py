@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,28 +44,42 @@ OUTAGES = (
     "machine gone for good",
     "machine paused for 30 s",
 )
+LOST_SHARDS = ("machine of a shard paused for 10 s", "machine of a shard gone for good")
 
 
 def test_every_row_of_the_failure_table_happens_ten_times() -> None:
-    times = Counter(fault.name for fault, _ in faults.rounds(quick=False))
-    assert {fault.name: fault.times for fault in faults.FAULTS} == times
-    assert 10 <= sum(times.pop(name) for name in OUTAGES)
+    times = Counter(
+        fault.name
+        for kinds in faults.RUNS.values()
+        for fault, _ in faults.rounds(kinds, quick=False)
+    )
+    assert {fault.name: fault.times for kinds in faults.RUNS.values() for fault in kinds} == times
+    for alike in (OUTAGES, LOST_SHARDS):
+        assert 10 <= sum(times.pop(name) for name in alike)
     crossings = {name: times.pop(name) for name in ("half-open link for 10 s", faults.CLOCK)}
     assert 2 <= min(crossings.values())  # each direction, and each sign
     assert {10} == set(times.values())
 
 
-def test_kinds_of_faults_take_turns_and_a_quick_benchmark_has_each_once() -> None:
-    names = [fault.name for fault in faults.FAULTS]
-    assert names == [fault.name for fault, _ in faults.rounds(quick=False)[: len(names)]]
-    quick = faults.rounds(quick=True)
-    assert [fault.name for fault in faults.FAULTS if not fault.slow] == [f.name for f, _ in quick]
+@pytest.mark.parametrize("kinds", faults.RUNS.values(), ids=faults.RUNS)
+def test_kinds_of_faults_take_turns_and_a_quick_benchmark_has_each_once(
+    kinds: Sequence[faults.Fault],
+) -> None:
+    names = [fault.name for fault in kinds]
+    assert names == [fault.name for fault, _ in faults.rounds(kinds, quick=False)[: len(names)]]
+    quick = faults.rounds(kinds, quick=True)
+    assert [fault.name for fault in kinds if not fault.slow] == [fault.name for fault, _ in quick]
+
+
+def test_a_pause_of_a_machine_with_a_shard_is_longer_than_the_lease() -> None:
+    assert faults.LEASE_S < faults.PAUSE_S
 
 
 def test_every_kind_of_fault_is_a_side_and_every_measure_has_a_unit() -> None:
     assert set(Recoveries().values()) <= set(node_faults.units())
     made = node_faults.make(Plan(quick=True, rounds=1, scratch=Path()))
-    assert ("run", *(fault.name for fault in faults.FAULTS)) == made.names
+    for run, kinds in faults.RUNS.items():
+        assert {run, *(fault.name for fault in kinds)} <= set(made.names)
 
 
 # Recovery
@@ -121,9 +137,18 @@ def test_a_run_is_whole_with_all_hosts_evenly_on_its_nodes(
     assert whole == is_whole(Look(0.0, 1, 0.0, hosts, actors, {}, {}), ("a", "b"), 6)
 
 
+def test_a_run_with_shards_is_whole_with_them_on_its_nodes() -> None:
+    look = Look(0.0, 1, 0.0, {"a": 4.0, "b": 4.0}, 6, {}, {}, shards=2)
+    assert is_whole(look, ("a", "b"), 6, 2)
+    assert not is_whole(look, ("a", "b"), 8)
+    assert not is_whole(replace(look, hosts={"a": 3.0, "b": 4.0}), ("a", "b"), 6, 2)
+    assert not is_whole(replace(look, shards=1), ("a", "b"), 6, 2)
+
+
 def test_a_look_counts_nodes_that_work_and_sums_up_reasons() -> None:
     series = {
         "run_env_steps": 7.0,
+        "replay_shards": 2.0,
         "node_ready{node=a}": 1.0,
         "node_ready{node=b}": 0.0,
         "node_hosts{node=a}": 2.0,
@@ -135,7 +160,7 @@ def test_a_look_counts_nodes_that_work_and_sums_up_reasons() -> None:
     }
     found = look_at(Scrape(5.0, series, frozenset()), life=2, actors=2)
     restarts = {"node_lost": 2.0, "moved": 1.0}
-    assert Look(5.0, 2, 7.0, {"a": 2.0}, 2, {"node_lost": 3.0}, restarts) == found
+    assert Look(5.0, 2, 7.0, {"a": 2.0}, 2, {"node_lost": 3.0}, restarts, 2) == found
 
 
 def test_counters_of_a_later_coordinator_begin_at_zero() -> None:

@@ -30,6 +30,7 @@ from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.core.payloads import Grant, Version
 from tianflow.envs import probe
+from tianflow.interfaces import SlotOwner
 from tianflow.ops.exploration import apex_epsilons
 from tianflow.planning.layouts import trajectory_layout
 
@@ -155,14 +156,34 @@ def weight_sets(config: Config, policies: Any) -> list[NDArray[np.uint8]]:
 
 
 class Stage:
-    """Actors that fill one slot each, with local or central inference."""
+    """Actors that fill one slot each, with local or central inference.
 
-    def __init__(self, kind: str, *, actors: int, servers: int, steps: int = 25) -> None:
+    Args:
+        kind: of the policy, in `KINDS`.
+        actors: number of actors.
+        servers: number of inference servers; 0: local inference.
+        steps: rows of a trajectory.
+        slots: of the actors, with as many slots as actors; None: in ordinary memory.
+        head: where servers find requests; None: the slots of the actors.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        actors: int,
+        servers: int,
+        steps: int = 25,
+        slots: SlotOwner | None = None,
+        head: Arena | None = None,
+    ) -> None:
         config = config_of(kind, actors=actors, central=servers > 0, steps=steps)
         self.config, self.spec = config, probe(config)
-        layout = trajectory_layout(config, self.spec)
-        self.slots = HeapSlots(layout=layout, capacity=actors, bells=servers + 1)
-        self.slots.add_slots(actors)
+        if slots is None:
+            layout = trajectory_layout(config, self.spec)
+            slots = HeapSlots(layout=layout, capacity=actors, bells=servers + 1)
+            slots.add_slots(actors)
+        self.slots, self.head = slots, head or slots.arena
         policies: Any = plugins.load("tianflow.algorithms", config.algorithm.name, path="")
         sets = weight_sets(config, policies)
         self.weights = [Weights(policies.make_policy(config, self.spec), sets=sets)]
@@ -185,8 +206,8 @@ class Stage:
         for index in range(servers):
             weights = Weights(policies.make_policy(config, self.spec), sets=sets)
             self.weights.append(weights)
-            requests = SlotRequests(self.slots.arena, index=index, servers=servers)
-            self.servers.append((requests, PolicyBatch(weights.policy, self.slots.arena), weights))
+            requests = SlotRequests(self.head, index=index, servers=servers)
+            self.servers.append((requests, PolicyBatch(weights.policy, self.head), weights))
         self.ticket = 0
 
     def publish(self, number: int) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.e2e import harness
 from tests.e2e.harness import START_S, LiveRun, until
+from tests.e2e.test_replay import APEX, sound
+from tests.e2e.test_shards_on_nodes import shards
 from tests.support.ray_cluster import RayCluster, ray_cluster, require_ray
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -68,9 +70,14 @@ def test_a_node_whose_raylet_dies_is_lost_and_another_one_takes_its_place(
     until("no actor is left", lambda: cluster.actors == 0, within_s=30)
 
 
-def test_a_killed_coordinator_leaves_no_actor(cluster: RayCluster, tmp_path: Path) -> None:
-    with harness.run(tmp_path, **settings(cluster)) as live:
+def test_apex_has_its_shards_on_the_nodes_and_a_killed_coordinator_leaves_no_actor(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    chosen = {**APEX, **settings(cluster, cluster__replay="nodes")}
+    with harness.run(tmp_path, "cartpole_apex", **chosen) as live:
         live.until_training()
+        live.until("each node has a shard", lambda: {"ray-0": 1, "ray-1": 1} == shards(live))
+        sound(live)
         assert 2 == cluster.actors
         live.process.kill()
         live.end()

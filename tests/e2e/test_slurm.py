@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.harness import ROOT, SMALL, START_S, assignment, until
+from tests.e2e.test_replay import APEX
 from tests.support.slurm import KILL_WAIT_S, Cluster, require_slurm, slurm, tianflow
 from tianflow.core.process_table import carries, processes
 from tianflow.errors import RequestError
+from tianflow.rundir.checkpoints import CheckpointStore
 from tianflow.rundir.control_file import ControlFile
 from tianflow.server.common import client
 
@@ -94,13 +96,13 @@ class Submitted:
         found = re.search(r"job (\d+) of run", self.stderr)
         return found[1] if found else ""
 
-    def document(self) -> dict[str, Any]:
-        """The run's document; empty while it does not answer."""
+    def document(self, part: str = "") -> dict[str, Any]:
+        """The run's document, or a part of it; empty while it does not answer."""
         contact = ControlFile.read(self.directory)
         if contact is None or not contact.alive:
             return {}
         try:
-            found: dict[str, Any] = client.request(contact, "GET")
+            found: dict[str, Any] = client.request(contact, "GET", part)
         except RequestError:
             return {}
         return found
@@ -138,15 +140,15 @@ def call(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def submitted(
-    cluster: Cluster, runs: Path, *arguments: str, **settings: object
+    cluster: Cluster, runs: Path, *arguments: str, config: str = "cartpole_ppo", **settings: object
 ) -> Iterator[Submitted]:
-    """A small run as a job. Nothing of it is left afterwards."""
+    """A small run of ``config`` as a job. Nothing of it is left afterwards."""
     name = f"run-{uuid.uuid4().hex[:8]}"
     given = {key.replace("__", "."): value for key, value in settings.items()}
     small = {**SMALL, "placement.launcher": "slurm", "run.name": name, **given}
     overrides = [assignment(path, value) for path, value in small.items()]
     name = str(small["run.name"])
-    with following(Submitted(cluster, runs, name, "cartpole_ppo", *overrides, *arguments)) as found:
+    with following(Submitted(cluster, runs, name, config, *overrides, *arguments)) as found:
         yield found
 
 
@@ -195,8 +197,12 @@ def test_a_run_that_ends_shows_its_lines_and_its_result_and_passes_its_exit_code
 def test_a_run_is_changed_from_outside_its_job_and_an_interrupt_cancels_it_with_a_checkpoint(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    with submitted(cluster, tmp_path) as found:
+    """Its replay shards work on the other machine, and write into the checkpoint."""
+    chosen = {**APEX, "cluster__replay": "nodes", "checkpoint__replay": True}
+    with submitted(cluster, tmp_path, config="cartpole_apex", **chosen) as found:
         found.until_training()
+        (node,) = found.document("/nodes")["nodes"]
+        assert ("n2", ["replay-0", "replay-1"]) == (node["name"], node["shards"])
         done = call(
             cluster, "set", found.name, "balance.max_staleness=5", "--runs-dir", str(tmp_path)
         )
@@ -206,7 +212,8 @@ def test_a_run_is_changed_from_outside_its_job_and_an_interrupt_cancels_it_with_
         assert 130 == found.end(), found.output()
         assert "SIGTERM: stopping with a last checkpoint" in found.stdout
         assert "cancelled" in found.stderr
-        assert list((found.directory / "checkpoints").glob("v*"))
+        *_, last = sorted((found.directory / "checkpoints").glob("v*"))
+        assert 2 == len(CheckpointStore.load(last).manifest["replay_files"])
         assert ("stopped", "SIGTERM") == summary(found)
         assert [] == list(found.directory.glob("join.toml"))
 

@@ -51,7 +51,7 @@ from tianflow.channels.messages import (
 from tianflow.channels.shm import SharedMemory, SharedTransport, SharedWeights
 from tianflow.channels.tcp import TcpConnection, new_context
 from tianflow.core.layout import written_rows
-from tianflow.core.payloads import MOST_ROWS, Prioritise, StoreTrajectory, Version
+from tianflow.core.payloads import MOST_ROWS, NO_VERSION, Prioritise, StoreTrajectory, Version
 from tianflow.errors import TianflowError
 from tianflow.hosts import gateway as gateways
 from tianflow.hosts.gateway import Gateway
@@ -759,7 +759,7 @@ def test_weights_are_sent_once_a_node_has_room_and_the_newest_only() -> None:
         publish(1)
         await world.works()
         assert weights() == []
-        client.send("stored", 0, [-1, -1])
+        client.send("stored", 0, list(NO_VERSION))
         await world.until("the first weights", weights)
         publish(2)
         publish(3)
@@ -772,6 +772,21 @@ def test_weights_are_sent_once_a_node_has_room_and_the_newest_only() -> None:
         assert [body[:2] for body in found] == [[0, 1], [0, 3]]
         assert found[1][2] == len(found[1][3])
         assert (found[1][3][:FLAT] == 3).all()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("stored", [[-1, 3], [0, -2], [0, 1.0], [0]])
+def test_weights_of_no_version_close_the_connection(stored: Sequence[Any]) -> None:
+    """Nothing is published yet, so there is nothing that could be sent to their node."""
+
+    async def scenario(world: World) -> None:
+        client, errors = await world.join(), list[dict[str, Any]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, found: errors.append(found))
+        client.send("stored", 0, stored)
+        await world.until("it is closed", lambda: client.lost is not None or errors)
+        assert errors == []
+        await world.works()
 
     play(scenario)
 

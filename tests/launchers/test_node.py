@@ -251,6 +251,47 @@ def test_a_node_says_nothing_but_its_greeting_until_it_is_welcomed(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("how", ["ended", "lost"])
+def test_a_node_in_a_job_stays_until_its_run_is_over_and_joins_no_other(
+    tmp_path: Path, how: str
+) -> None:
+    """A batch system stops all machines at once. The head has still to save what shards hold."""
+    path = tmp_path / "join.toml"
+
+    async def run() -> None:
+        listener, heard = TcpListener("tcp://127.0.0.1:*"), asyncio.Queue[tuple[Peer, str]]()
+        listener.serve(lambda peer, message: heard.put_nowait((peer, message.kind)), lambda: None)
+        JoinFile("r", listener.address, None).write(path)
+        made = process(path)
+        node = asyncio.create_task(made.run())
+        async with asyncio.timeout(PATIENCE_S):
+            peer, _ = await heard.get()
+            listener.send(peer, encode("welcome", 0, ["n", 0, True, 5.0]))
+            await heard.get()
+            made.end_with_run()
+            for _ in range(3):
+                assert "beat" == (await heard.get())[1]
+            assert not node.done()
+            listener.send(peer, encode(how, 0, None))
+            await node
+        listener.close()
+
+    asyncio.run(run())
+
+
+def test_a_node_in_a_job_without_a_run_leaves_at_once(tmp_path: Path) -> None:
+    made = process(tmp_path / "join.toml")
+
+    async def run() -> None:
+        node = asyncio.create_task(made.run())
+        await asyncio.sleep(0)
+        made.end_with_run()
+        async with asyncio.timeout(PATIENCE_S):
+            await node
+
+    asyncio.run(run())
+
+
 def test_an_environment_that_hangs_is_not_waited_for_by_a_node_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

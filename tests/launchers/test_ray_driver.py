@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.harness import until
+from tests.support.paths import ROOT
+from tianflow.core.process_table import processes
 from tianflow.launchers import ray_driver
 from tianflow.launchers.ray_driver import BOOT, NodeStarter, RayNodes, RayOrder, RefusedError
 
@@ -183,22 +185,38 @@ def test_a_node_has_the_text_in_a_file_of_its_own_and_its_exit_is_reported(
 
 
 @pytest.mark.e2e
-def test_a_node_gets_sigterm_when_ray_kills_its_actor(tmp_path: Path) -> None:
-    child = (
-        "import pathlib, signal, sys, time\n"
-        f"here = pathlib.Path({str(tmp_path)!r})\n"
-        "def leave(*_):\n    (here / 'left').touch()\n    sys.exit()\n"
-        "signal.signal(signal.SIGTERM, leave)\n(here / 'works').touch()\ntime.sleep(60)"
-    )
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_node_leaves_when_ray_kills_its_actor(tmp_path: Path, *, stopped: bool) -> None:
+    """Also one that is stopped: it would stay with its hosts."""
+    log = tmp_path / "log"
     actor = (
-        "import os, subprocess, sys, time\n"
-        f"command = [sys.executable, '-c', {BOOT!r}, str(os.getpid()), sys.executable]\n"
-        f"subprocess.Popen([*command, '-c', {child!r}])\ntime.sleep(60)"
+        "from tianflow.launchers.ray_driver import NodeStarter\n"
+        f"NodeStarter().run(name='n', path={str(tmp_path / 'join.toml')!r}, text='', place=0, "
+        "cpus=1, environment={})"
     )
-    with subprocess.Popen([sys.executable, "-c", actor]) as process:
-        until("the node works", (tmp_path / "works").exists)
+    with (
+        log.open("w") as out,
+        subprocess.Popen([sys.executable, "-c", actor], stdout=out, cwd=ROOT) as process,
+    ):
+        until("the node works", lambda: "waiting for a run" in log.read_text())
+        (node,) = children(process.pid)
+        if stopped:
+            os.kill(node, signal.SIGSTOP)
+            until("it is stopped", lambda: state(node) == "T")
         process.kill()
-    until("the node has left", (tmp_path / "left").exists, within_s=10)
+    try:
+        until("the node has left", lambda: state(node) in "ZX", within_s=10)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(node, signal.SIGKILL)
+
+
+def children(parent: int) -> list[int]:
+    return [entry.pid for entry in processes() if entry.parent == parent]
+
+
+def state(pid: int) -> str:
+    return next((entry.state for entry in processes() if entry.pid == pid), "X")
 
 
 def test_a_node_whose_actor_is_gone_already_does_not_start() -> None:

@@ -1,6 +1,6 @@
 """Frames that no honest peer sends, for the receiving sides of head and node.
 
-``TIANFLOW_FUZZ_FRAMES=100000`` tries about so many messages in each test; by default they are few.
+``TIANFLOW_FUZZ_FRAMES=100000`` tries so many messages in each test; by default they are few.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from tianflow.channels.frames import MAX_LENGTH, encode
 FRAMES = int(os.environ.get("TIANFLOW_FUZZ_FRAMES", str(60 * FACTOR)))
 """Messages that a test sends."""
 A_TURN = 12
-"""Messages of one example at most. Examples have half as many on average."""
+"""Messages of one example at most."""
+A_TURN_ON_AVERAGE = 5
+"""Hypothesis draws a little more."""
 TIMEOUT_S = max(60, FRAMES // 50)
 GROWTH = 64 * 2**20 + FRAMES * 2**14
 """Bytes by which the process of a test may grow: hypothesis retains what it has tried."""
@@ -29,7 +31,7 @@ DELETED = object()
 Frames = list[bytes]
 
 fuzz = settings(
-    max_examples=max(5, 2 * FRAMES // A_TURN),
+    max_examples=max(5, FRAMES // A_TURN_ON_AVERAGE),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,

@@ -34,6 +34,16 @@ def node(
     once: Annotated[
         bool, typer.Option("--once", help="End with the run, instead of waiting for the next one.")
     ] = False,
+    in_job: Annotated[
+        bool,
+        typer.Option("--in-job", help="At SIGTERM, wait for the end of the run.", hidden=True),
+    ] = False,
+    parent: Annotated[
+        int | None,
+        typer.Option(
+            "--leave-with", metavar="PID", help="Parent process to end with.", hidden=True
+        ),
+    ] = None,
 ) -> None:
     """Lend the cores of this machine to a run elsewhere.
 
@@ -64,8 +74,19 @@ def node(
                 once=once,
                 roles=offered,
             )
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, process.leave)
+            loop = asyncio.get_running_loop()
+            # A batch system sends SIGTERM to every process of a job, so the run is stopping, too.
+            loop.add_signal_handler(
+                signal.SIGTERM, process.end_with_run if in_job else process.leave
+            )
+            loop.add_signal_handler(signal.SIGINT, process.leave)
+
+            def follow_parent() -> None:
+                if parent is not None and os.getppid() != parent:
+                    process.leave()
+
+            loop.add_signal_handler(signal.SIGCONT, follow_parent)  # its launcher asked for it
+            follow_parent()
             await process.run()
 
         event_loop.run(run())

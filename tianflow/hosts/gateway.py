@@ -351,7 +351,10 @@ class Gateway:
                 for slot, request, inputs in requests:
                     self._ask(name, slot, request, inputs)
             case "stored", [lineage, number] if _whole(lineage, number):
-                member.weights, member.sending = Version(lineage, number), False
+                version = Version(lineage, number)
+                if version < NO_VERSION:  # every published version is newer, also before the first
+                    raise MalformedMessageError(f"{version!r:.60} is not a version")
+                member.weights, member.sending = version, False
                 self._send_weights(member)
             case "bye" | "noop", _:
                 pass

@@ -869,6 +869,8 @@ class NodeProcess:
         self._roles = roles
         self._membership: Membership | None = None
         self._leaving = asyncio.Event()
+        self._last = False
+        """True if it joins no run after this one."""
 
     def leave(self) -> None:
         """End: hosts hand over what they have. A second call ends them at once."""
@@ -877,6 +879,14 @@ class NodeProcess:
         self._leaving.set()
         if self._membership is not None:
             self._membership.leave()
+
+    def end_with_run(self) -> None:
+        """End once the run has ended, or has lost this node; at once without a run. A run that is
+        being stopped needs its nodes until it has saved what their replay shards hold.
+        """
+        self._last = True
+        if self._membership is None or not self._membership.admitted:
+            self.leave()
 
     async def run(self) -> None:
         """Until it is asked to leave, or, with ``once``, until the run ends.
@@ -914,7 +924,7 @@ class NodeProcess:
                 log.warning("the head cannot be reached", address=join.address, why=error)
             if admitted:
                 member_at = time.monotonic()
-            if how == "left" or (self._once and how == "ended"):
+            if self._last or how == "left" or (self._once and how == "ended"):
                 return
             if self._once and time.monotonic() - member_at > PATIENCE_S:
                 return

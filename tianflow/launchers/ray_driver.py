@@ -40,10 +40,12 @@ LAST_LINES = 20
 REFUSED = 2
 """Exit code of a node that the run does not accept."""
 BOOT = (
-    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGCONT); "
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
 )
-"""Starts a program that gets SIGTERM when its parent is gone, as when Ray kills an actor."""
+"""Starts a program that gets SIGCONT when its parent is gone, as when Ray kills an actor. A stopped
+program would not get SIGTERM.
+"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class NodeStarter:
             usable = sorted(os.sched_getaffinity(0))
             cores = {usable[(place * cpus + number) % len(usable)] for number in range(cpus)}
             node = ["-m", "tianflow", "node", path, "--once", "--name", name]
-            node += ["--cores", ",".join(map(str, sorted(cores)))]
+            node += ["--cores", ",".join(map(str, sorted(cores))), "--leave-with", str(os.getpid())]
             lines: list[str] = []
             with subprocess.Popen(  # noqa: S603 - the command is made here
                 [sys.executable, "-c", BOOT, str(os.getpid()), sys.executable, *node],

@@ -118,7 +118,7 @@ head=$!
         "system that all machines of the job see" >&2
       exit 2
     fi
-    exec "$@" node "$join" --once --name "$SLURMD_NODENAME"' \
+    exec "$@" node "$join" --once --in-job --name "$SLURMD_NODENAME"' \
     node "$job" "$run/{join}" "${{tianflow[@]}}" >&2
   code=$?
   # Every node was refused, so the head would wait for ever.

@@ -30,9 +30,13 @@ WITH_CLOCK = "three"
 """The node whose wall clock can be shifted."""
 HOSTS = 6
 """Hosts of actors, one actor each."""
+SHARDS = 2
+"""Replay shards of the run that has some. They work on nodes."""
 LEASE_S = 5.0
 MAX_STALENESS = 4
 STALENESS_EDGES = (0, 1, 2, 4)
+MAX_STALENESS_OF_ITEMS = 256
+"""With replay, items are younger than this while the table has its full size."""
 START_S = 120.0
 """Longest time from the start of a coordinator to its first update, on a loaded machine."""
 LEFT_S = 10.0
@@ -52,6 +56,7 @@ class Cluster:
     Args:
         network: machines by name.
         scratch: directory for runs, logs and records.
+        shards: number of replay shards; 0: each trajectory is trained on once.
         clock: wall clock of the node `WITH_CLOCK`; None: there is no C compiler.
         findings: where broken promises go.
         tally: where counts and times go.
@@ -63,19 +68,22 @@ class Cluster:
         *,
         network: dict[str, Machine],
         scratch: Path,
+        shards: int,
         clock: WallClock | None,
         findings: Findings,
         tally: Tally,
         log: Callable[[str], None],
     ) -> None:
         self.machines, self._scratch, self.clock = network, scratch, clock
+        self._shards = shards
         self.findings, self.tally, self.log = findings, tally, log
         self.nodes: dict[str, NodeProcess] = {}
         """The nodes that are to work, by name."""
         self.life = 0
         self.live: LiveRun
         self.watcher: Watcher
-        self.oracle = OracleJudge(highest_bound=MAX_STALENESS)
+        bound = MAX_STALENESS_OF_ITEMS if shards else MAX_STALENESS
+        self.oracle = OracleJudge(highest_bound=bound)
         self._watching = contextlib.ExitStack()
         self._record, self._frames = scratch / "record", scratch / "frames"
         self._record.touch()
@@ -126,7 +134,11 @@ class Cluster:
         except TimeoutError as error:
             self.give_up("does not start", str(error))
         self.watcher = Watcher(
-            live=self.live, life=self.life, findings=self.findings, tally=self.tally
+            live=self.live,
+            life=self.life,
+            replay=self._shards > 0,
+            findings=self.findings,
+            tally=self.tally,
         )
         self._watching.enter_context(self.watcher)
 
@@ -152,29 +164,38 @@ class Cluster:
         return self.live.directory / join_file.NAME
 
     def _config(self, seed: int) -> str:
+        if self._shards:
+            algorithm = """name = "benchmarks.lib.oracle:ReplayOracle"
+batch_size = 32"""
+            bound, where = MAX_STALENESS_OF_ITEMS, "nodes"
+            replay = f"[replay]\nshards = {self._shards}\ncapacity = 4000\nmin_size = 64\n"
+        else:
+            algorithm = f"""name = "benchmarks.lib.node_faults.frames:Frames"
+frames = {json.dumps(str(self._frames))}
+batch_trajectories = 2"""
+            bound, where, replay = MAX_STALENESS, "head", ""
         return f"""[env]
 id = "benchmarks.lib.node_faults.frames:FramesEnv"
 num_envs = 2
 kwargs = {{ seconds = 0.005, length = 12 }}
 [algorithm]
-name = "benchmarks.lib.node_faults.frames:Frames"
+{algorithm}
 record = {json.dumps(str(self._record))}
-frames = {json.dumps(str(self._frames))}
 update_s = 0.005
-batch_trajectories = 2
 [actors]
 count = {HOSTS}
 hosts = {HOSTS}
 rollout_steps = 8
 [balance]
-max_staleness = {MAX_STALENESS}
+max_staleness = {bound}
 min_fragment_steps = 1
-[placement]
+{replay}[placement]
 launcher = "nodes"
 affinity = "none"
 [cluster]
 expect = {len(NAMES)}
 lease_s = {LEASE_S}
+replay = "{where}"
 [evaluation]
 episodes = 1
 num_envs = 1
@@ -242,13 +263,17 @@ interval_s = 0.5
                 self.report("end", "a node by itself", detail)
                 node.start()
 
-    def hosts_of(self, machine: Machine) -> list[int]:
-        """Return the pids of the hosts of actors on ``machine``."""
-        return [pid for pid in machine.pids if role_of(pid).startswith("actors")]
+    def hosts_of(self, machine: Machine, role: str = "actors") -> list[int]:
+        """Return the pids of the hosts of ``role`` on ``machine``."""
+        return [pid for pid in machine.pids if role_of(pid).startswith(role)]
+
+    def nodes_of_shards(self) -> list[str]:
+        """Return the names of the nodes that have a replay shard."""
+        return [name for name in self.nodes if self.hosts_of(self.machines[name], "replay")]
 
     def is_whole(self, look: Look) -> bool:
         """Return whether all nodes that are to work do so, with all hosts evenly on them."""
-        return is_whole(look, self.nodes, HOSTS)
+        return is_whole(look, self.nodes, HOSTS, self._shards)
 
     # Judging
     # ----------------------------------------------------------------------------------------------
@@ -272,7 +297,7 @@ interval_s = 0.5
             compare_with_ledger(uses, before, after, lost_learners=0, labels=STALENESS_EDGES)
         )
         trained = after.total("steps_trained_total") - before.total("steps_trained_total")
-        if trained != last_frame - frames:
+        if not self._shards and trained != last_frame - frames:
             detail = f"the record has {last_frame - frames} frames, the ledger {trained:g}"
             self.findings.report("oracle", "frames", detail)
 
@@ -381,6 +406,7 @@ interval_s = 0.5
 def opened(
     *,
     scratch: Path,
+    shards: int,
     clock: WallClock | None,
     findings: Findings,
     tally: Tally,
@@ -391,6 +417,7 @@ def opened(
         cluster = Cluster(
             network=dict(network),
             scratch=scratch,
+            shards=shards,
             clock=clock,
             findings=findings,
             tally=tally,

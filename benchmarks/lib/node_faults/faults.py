@@ -1,11 +1,13 @@
-"""The faults of nodes, links, gateway and coordinator: how each is brought about and undone."""
+"""The faults of nodes, links, replay shards, gateway and coordinator: how each is brought about and
+undone.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -27,6 +29,8 @@ SHORT_S = 2.0
 RESTART_S = 1.0
 """Seconds after which a killed node is started again, as systemd does."""
 STOP_S = 30.0
+PAUSE_S = 2 * LEASE_S
+"""Length of a pause after which the other machines have given a node up."""
 MARGIN_S = 2.0
 FOUND_S = 20.0
 GATEWAY = "gateway"
@@ -88,7 +92,10 @@ def _half_open(cluster: Cluster, number: int) -> None:
 
 def _power_failure(cluster: Cluster, number: int) -> After:
     """A machine goes without a word, and does not come back before the run has recovered."""
-    name = _node(number)
+    return _switch_off(cluster, _node(number))
+
+
+def _switch_off(cluster: Cluster, name: str) -> After:
     machine = cluster.machines[name]
     machine.unplug()
     machine.kill()
@@ -102,10 +109,14 @@ def _power_failure(cluster: Cluster, number: int) -> After:
 
 
 def _paused(cluster: Cluster, number: int) -> None:
-    machine = cluster.machines[_node(number)]
+    _pause(cluster, _node(number), STOP_S)
+
+
+def _pause(cluster: Cluster, name: str, seconds: float) -> None:
+    machine = cluster.machines[name]
     machine.kill(signal.SIGSTOP)
     try:
-        time.sleep(STOP_S)
+        time.sleep(seconds)
     finally:
         machine.kill(signal.SIGCONT)
 
@@ -186,6 +197,43 @@ def _come_and_go(cluster: Cluster, number: int) -> After:
     return restore
 
 
+# Of a run with replay shards
+# --------------------------------------------------------------------------------------------------
+
+
+def _with_shard(cluster: Cluster) -> str:
+    """Return the name of a node that has a shard."""
+    return _wait(cluster, "a node with a shard", cluster.nodes_of_shards)[0]
+
+
+def _store_paused(cluster: Cluster, _number: int) -> None:
+    """Its shards are lost, and start elsewhere. When it is continued, it sends what is too late."""
+    _pause(cluster, _with_shard(cluster), PAUSE_S)
+
+
+def _store_gone(cluster: Cluster, _number: int) -> After:
+    return _switch_off(cluster, _with_shard(cluster))
+
+
+def _shard_killed(cluster: Cluster, _number: int) -> None:
+    machine = cluster.machines[_with_shard(cluster)]
+    _kill(cluster, "a shard", lambda: cluster.hosts_of(machine, "replay"))
+
+
+def _direct_link_out(cluster: Cluster, _number: int) -> None:
+    """Two nodes do not hear each other. Trajectories go over the head meanwhile."""
+    store = _with_shard(cluster)
+    one = cluster.machines[store]
+    other = cluster.machines[next(name for name in NAMES if name != store)]
+    one.mute(other)
+    other.mute(one)
+    try:
+        time.sleep(2 * LEASE_S)
+    finally:
+        one.unmute(other)
+        other.unmute(one)
+
+
 FAULTS = (
     Fault(f"cable out for {SHORT_S:g} s", 10, _cable_out(SHORT_S), spares=True, lasts=True),
     Fault("cable out for 10 s", 5, _cable_out(10.0), lasts=True),
@@ -200,19 +248,29 @@ FAULTS = (
     Fault(CLOCK, 4, _clock, lasts=True),
     Fault("two nodes join, one leaves", 10, _come_and_go),
 )
-"""All kinds of faults, in the order of the table."""
+"""All kinds of faults of a run without replay, in the order of the table."""
+SHARD_FAULTS = (
+    Fault(f"machine of a shard paused for {PAUSE_S:g} s", 5, _store_paused, lasts=True),
+    Fault("machine of a shard gone for good", 5, _store_gone),
+    Fault("process of a shard killed", 10, _shard_killed),
+    Fault("link between two nodes out for 10 s", 10, _direct_link_out, spares=True, lasts=True),
+)
+"""Those of a run with replay shards on its nodes."""
+RUN, STORED_RUN = "run", "run with replay shards on nodes"
+RUNS: Mapping[str, Sequence[Fault]] = {RUN: FAULTS, STORED_RUN: SHARD_FAULTS}
+"""The faults of each run."""
 
 
-def rounds(*, quick: bool) -> list[tuple[Fault, int]]:
-    """Return all faults with the numbers of their repetitions: each kind once, then again. A quick
+def rounds(faults: Sequence[Fault], *, quick: bool) -> list[tuple[Fault, int]]:
+    """Return ``faults`` with the numbers of their repetitions: each kind once, then again. A quick
     benchmark has each kind once, without the slow ones.
     """
-    counts = {fault.name: fault.times for fault in FAULTS}
+    counts = {fault.name: fault.times for fault in faults}
     if quick:
-        counts = {fault.name: int(not fault.slow) for fault in FAULTS}
+        counts = {fault.name: int(not fault.slow) for fault in faults}
     return [
         (fault, number)
         for number in range(max(counts.values()))
-        for fault in FAULTS
+        for fault in faults
         if number < counts[fault.name]
     ]

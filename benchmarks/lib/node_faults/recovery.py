@@ -28,6 +28,7 @@ class Look:
         actors: number of actors that report.
         dropped: trajectories dropped so far, by reason.
         restarts: hosts that were started again so far, by reason.
+        shards: number of replay shards that work.
     """
 
     at: float
@@ -37,6 +38,7 @@ class Look:
     actors: int
     dropped: Mapping[str, float]
     restarts: Mapping[str, float]
+    shards: int = 0
 
 
 def look_at(scrape: Scrape, *, life: int, actors: int) -> Look:
@@ -51,6 +53,7 @@ def look_at(scrape: Scrape, *, life: int, actors: int) -> Look:
         actors=actors,
         dropped=_by_label(scrape, "trajectories_dropped_total", "reason"),
         restarts=_by_label(scrape, "component_restarts_total", "reason"),
+        shards=int(scrape.series.get("replay_shards", 0.0)),
     )
 
 
@@ -63,14 +66,14 @@ def _by_label(scrape: Scrape, name: str, label: str) -> dict[str, float]:
     return dict(found)
 
 
-def is_whole(look: Look, nodes: Iterable[str], hosts: int) -> bool:
-    """Return whether exactly ``nodes`` work, share all ``hosts`` evenly, and each host has its
-    actor.
+def is_whole(look: Look, nodes: Iterable[str], hosts: int, shards: int = 0) -> bool:
+    """Return whether exactly ``nodes`` work, share all ``hosts`` of actors and ``shards`` evenly,
+    and each host of actors has its actor.
     """
     counts = look.hosts.values()
     return (
         set(look.hosts) == set(nodes)
-        and sum(counts) == hosts == look.actors
+        and (sum(counts), look.actors, look.shards) == (hosts + shards, hosts, shards)
         and max(counts, default=0.0) - min(counts, default=0.0) <= 1.0
     )
 

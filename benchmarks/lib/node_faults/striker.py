@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.lib.harness import Values
@@ -18,7 +18,7 @@ CALM_S = 4.0
 """Seconds before a fault in which the rate of steps is measured."""
 RECOVER_S = 180.0
 """Longest time from the end of a fault to the recovery, on a loaded machine."""
-LOST = ("node_lost", "died", "silent", "env_hang", "start_timeout")
+LOST = ("node_lost", "shard_lost", "died", "silent", "env_hang", "start_timeout")
 """Reasons for which hosts start again, or trajectories are dropped, because something was lost."""
 WATCHERS = ("silent", "env_hang", "start_timeout")
 """Reasons that no fault here causes."""
@@ -58,6 +58,7 @@ class Striker:
 
     Args:
         cluster: the run.
+        faults: kinds of faults.
         quick: each kind of fault once, without the slow ones.
         seconds: no fault begins later than so many seconds after the first one.
         log: called with each step.
@@ -68,6 +69,7 @@ class Striker:
         self,
         *,
         cluster: Cluster,
+        faults: Sequence[Fault],
         quick: bool,
         seconds: float,
         log: Callable[[str], None],
@@ -76,7 +78,7 @@ class Striker:
         self._cluster, self._seconds, self._log = cluster, seconds, log
         self._plan = [
             (fault, number)
-            for fault, number in rounds(quick=quick)
+            for fault, number in rounds(faults, quick=quick)
             if only in fault.name and (cluster.clock is not None or fault.name != CLOCK)
         ]
         self.found = {fault.name: Recoveries() for fault, _ in self._plan}

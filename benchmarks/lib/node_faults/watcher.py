@@ -21,14 +21,17 @@ class Watcher:
     Args:
         live: the run.
         life: number of the coordinator, from 1.
+        replay: the run learns from replay.
         findings: where broken promises go.
         tally: where counts and times go.
     """
 
-    def __init__(self, *, live: LiveRun, life: int, findings: Findings, tally: Tally) -> None:
+    def __init__(
+        self, *, live: LiveRun, life: int, replay: bool, findings: Findings, tally: Tally
+    ) -> None:
         self._live, self._life = live, life
         self._findings, self._tally = findings, tally
-        self._metrics = MetricsJudge(replay=False)
+        self._metrics = MetricsJudge(replay=replay)
         self._over, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._guarded, daemon=True)
         self._error: BaseException | None = None
