@@ -1,17 +1,13 @@
 """``python -m tianflow`` is ``tianflow``."""
 
-import atexit
 import gc
+from contextlib import suppress
 
 
 def main() -> None:
     """The ``tianflow`` script. Ctrl-C during its import prints
     no traceback.
     """
-    # The interpreter looks for garbage in all modules several times while it ends, which takes
-    # 0.4 s with PyTorch. Once is enough: finalizers of the last garbage are called.
-    atexit.register(gc.freeze)
-    atexit.register(gc.collect)
     gc.disable()  # imports make hardly any garbage, and looking for it takes a tenth of their time
     try:
         from tianflow.cli.main import main as run
@@ -19,7 +15,14 @@ def main() -> None:
         raise SystemExit(130) from None
     finally:
         gc.enable()
-    run()
+    try:
+        run()
+    finally:
+        # While it ends, the interpreter looks for garbage in all modules several times, which
+        # takes 0.4 s with PyTorch. Once is enough.
+        with suppress(KeyboardInterrupt):  # the exit code is known
+            gc.collect()
+            gc.freeze()
 
 
 if __name__ == "__main__":
