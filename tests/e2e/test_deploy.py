@@ -148,9 +148,8 @@ def test_a_stopped_unit_has_saved_its_runs_and_goes_on_with_them(tmp_path: Path)
         "run.name": "kept",
     }
     with deployed("unit", tmp_path) as first:
-        first.tell(
-            "submit", "cartpole_ppo", *(assignment(path, value) for path, value in settings.items())
-        )
+        overrides = (assignment(path, value) for path, value in settings.items())
+        assert "kept: pending\n" == first.tell("submit", "cartpole_ppo", *overrides)
         first.until_trained(4)
         assert str(first.stop()) in unit()["SuccessExitStatus"].split()
         assert [] == first.descendants(), "the last process has ended before the service does"

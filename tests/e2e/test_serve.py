@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.e2e.harness import ROOT, SMALL, START_S, assignment, until
+from tests.e2e.harness import ROOT, SMALL, START_S, until
 from tests.support.environments import VanishingEnv
 from tianflow.core.process_table import carries, processes
 from tianflow.rundir.control_file import SERVICE, ControlFile
+from tianflow.server.common import client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(720)]
 T = TypeVar("T")
@@ -97,15 +98,19 @@ class Service:
         )
 
     def submit(self, name: str, **settings: object) -> None:
+        """What ``tianflow submit`` sends, without its start."""
         given = {
             **SMALL,
             **{key.replace("__", "."): value for key, value in settings.items()},
             "run.name": name,
         }
-        told = self.tell(
-            "submit", "cartpole_ppo", *(assignment(path, value) for path, value in given.items())
+        answer = client.send(
+            *(self.control, "POST", "/api/v1/runs"),
+            {"config": "cartpole_ppo", "overrides": given},
+            content_type="application/json",
+            timeout_s=client.SUBMISSION_S,
         )
-        assert (0, f"{name}: pending\n") == (told.returncode, told.stdout), told.stderr
+        assert (name, "pending") == (answer["id"], answer["state"])
 
     def get(self, path: str) -> tuple[int, Any]:
         wish = urllib.request.Request(
