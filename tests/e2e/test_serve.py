@@ -184,8 +184,8 @@ def service(folder: Path, *arguments: str, mark: str | None = None) -> Iterator[
 
 
 def test_a_killed_service_leaves_nothing_and_goes_on_with_all_its_runs(tmp_path: Path) -> None:
-    names = ("a", "b", "c")
-    with service(tmp_path / "runs", "--max-runs", "3") as first:
+    names = ("a", "b")
+    with service(tmp_path / "runs", "--max-runs", "2") as first:
         for name in names:
             first.submit(name)
         first.until_training(*names)
@@ -196,14 +196,12 @@ def test_a_killed_service_leaves_nothing_and_goes_on_with_all_its_runs(tmp_path:
         first.process.kill()
         first.process.wait()
         first.nothing_left()
-        with service(first.folder, "--max-runs", "3", mark=first.mark) as second:
-            second.until_training("a", "c")
+        with service(first.folder, "--max-runs", "2", mark=first.mark) as second:
+            second.until_training("a")
             second.until("b rests again", lambda: second.run("b").get("state") == "paused")
             found = {name: second.run(name) for name in names}
             assert all(found[name]["progress"]["env_steps"] >= before[name] for name in names)
-            assert {"a": 3, "b": 1, "c": 1} == {
-                name: found[name]["staleness"]["bound"] for name in names
-            }
+            assert {"a": 3, "b": 1} == {name: found[name]["staleness"]["bound"] for name in names}
             assert {0} == {found[name]["staleness"]["violations"] for name in names}
             assert all(
                 json.loads(line)["action"]
