@@ -55,8 +55,9 @@ DELIVERY_S = 5.0
 TAIL = 4096
 """Bytes of output that explain why a process ended."""
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tianflow.cli.background import main; sys.exit(main())"
+    "import gc, json, sys; gc.disable(); sys.path[:] = json.loads(sys.argv[1]); "
+    "from tianflow.cli.background import main; gc.enable(); code = main(); "
+    "gc.collect(); gc.freeze(); sys.exit(code)"  # it ends sooner, see `tianflow.__main__`
 )
 _REFUSALS: Mapping[str, type[TianflowError]] = {
     kind.__name__: kind

@@ -23,6 +23,8 @@ from tests.documents.test_deploy import STARTED, health_check, unit
 from tests.e2e.harness import PATIENCE_S, ROOT, SMALL, assignment, until
 from tianflow.core.process_table import carries, processes
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
+from tianflow.rundir.history import NAME as HISTORY
+from tianflow.rundir.history import read_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 T = TypeVar("T")
@@ -87,13 +89,18 @@ class Deployed:
             command, cwd=ROOT, env=self.environment, text=True, capture_output=True, check=True
         ).stdout
 
-    def updates(self) -> int:
-        """Of the one run, as the command line tells."""
-        documents = json.loads(self.tell("status", "--json"))
-        return max(
-            ((document.get("progress") or {}).get("updates", 0) for document in documents),
-            default=0,
-        )
+    def until_trained(self, number: int) -> None:
+        """Until the one run has made so many updates, as the command line tells then. It is asked
+        once: each time it needs half a second of a core.
+        """
+        path = self.folder / "runs" / "kept" / HISTORY
+
+        def trained() -> bool:
+            return path.exists() and any(row["updates"] >= number for row in read_rows(path))
+
+        self.until(f"{number} updates", trained)
+        (document,) = json.loads(self.tell("status", "--json"))
+        assert number <= document["progress"]["updates"]
 
     def until(
         self, what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S
@@ -141,14 +148,13 @@ def test_a_stopped_unit_has_saved_its_runs_and_goes_on_with_them(tmp_path: Path)
         "run.name": "kept",
     }
     with deployed("unit", tmp_path) as first:
-        first.tell(
-            "submit", "cartpole_ppo", *(assignment(path, value) for path, value in settings.items())
-        )
-        first.until("the run trains", lambda: first.updates() > 3)
+        overrides = (assignment(path, value) for path, value in settings.items())
+        assert "kept: pending\n" == first.tell("submit", "cartpole_ppo", *overrides)
+        first.until_trained(4)
         assert str(first.stop()) in unit()["SuccessExitStatus"].split()
         assert [] == first.descendants(), "the last process has ended before the service does"
         saved = CheckpointStore.load(resolve("kept", tmp_path / "runs")).version
     with deployed("unit", tmp_path) as second:
-        second.until("the run goes on", lambda: second.updates() > saved.number)
+        second.until_trained(saved.number + 1)
         assert str(second.stop()) in unit()["SuccessExitStatus"].split()
         assert saved < CheckpointStore.load(resolve("kept", tmp_path / "runs")).version

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,6 @@ ENDLESS = cartpole(run={"name": "one", "max_updates": None}, learner={"slowdown"
 END_S = 90.0
 """Seconds; far more than the end of a run takes, on a busy machine."""
 MODULES = os.pathsep.join((str(ROOT), str(ROOT / "controllers")))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[tianflow.RunHandle]:
-    """A run without an end."""
-    with tianflow.start(ENDLESS, runs_dir=tmp_path) as handle:
-        yield handle
 
 
 def trains(handle: tianflow.RunHandle, *, updates: int = 2) -> None:
@@ -124,12 +116,6 @@ def test_a_refusal_is_the_error_of_the_library_and_starts_nothing(
         assert "env.id" == caught.value.problems[0].path
 
 
-def test_a_taken_name_is_refused(run: tianflow.RunHandle, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="one"):
-        tianflow.start(ENDLESS, runs_dir=tmp_path)
-    assert run.status()["state"] in {"starting", "running"}
-
-
 def test_a_run_that_fails_raises_its_first_error_with_its_traceback(tmp_path: Path) -> None:
     env = {"id": "tests.support.environments:RaisingEnv", "kwargs": {"at": 5}, "max_failures": 2}
     handle = tianflow.start(cartpole(run={"name": "one"}, env=env), runs_dir=tmp_path)
@@ -156,16 +142,20 @@ def test_a_killed_run_is_crashed_and_can_be_resumed(tmp_path: Path) -> None:
         assert resumed.status()["progress"]["updates"] >= 1
 
 
-def test_a_wait_times_out_and_a_stop_by_another_handle_ends_it(
-    run: tianflow.RunHandle, tmp_path: Path
+def test_a_taken_name_is_refused_a_wait_times_out_and_a_stop_by_another_handle_ends_it(
+    tmp_path: Path,
 ) -> None:
-    with pytest.raises(RunTimeoutError, match="has not ended after 0.1 s"):
-        run.wait(timeout=0.1)
-    trains(run)
-    assert "stopping" == tianflow.attach("one", runs_dir=tmp_path).stop()
-    assert "stopped" == run.wait(END_S)["state"]
-    with pytest.raises(StateConflictError, match="has ended"):
-        run.stop()
+    with tianflow.start(ENDLESS, runs_dir=tmp_path) as run:
+        with pytest.raises(CheckpointError, match="one"):
+            tianflow.start(ENDLESS, runs_dir=tmp_path)
+        assert run.status()["state"] in {"starting", "running"}
+        with pytest.raises(RunTimeoutError, match="has not ended after 0.1 s"):
+            run.wait(timeout=0.1)
+        trains(run)
+        assert "stopping" == tianflow.attach("one", runs_dir=tmp_path).stop()
+        assert "stopped" == run.wait(END_S)["state"]
+        with pytest.raises(StateConflictError, match="has ended"):
+            run.stop()
 
 
 def test_an_error_in_the_block_stops_the_run_and_is_the_one_that_is_raised(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,8 @@ from tests.support.oracle import oracle_config, uses
 from tianflow.coordinator import Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-KILLS = int(os.environ.get("TIANFLOW_RANK_KILLS", "6"))
-"""Ranks that are killed; 20 take three minutes."""
+KILLS = int(os.environ.get("TIANFLOW_RANK_KILLS", "3"))
+"""Processes that are killed, one of each kind; 20 take three minutes."""
 TWO = {"learner__ranks": 2, "algorithm__batch_trajectories": 2, "algorithm__minibatch_size": 64}
 
 
@@ -68,18 +68,23 @@ def test_no_trajectory_is_lost_or_too_old_while_ranks_are_killed(tmp_path: Path)
     )
 
 
-def test_a_rank_that_is_stopped_for_a_moment_delays_the_others_only(tmp_path: Path) -> None:
-    with run(tmp_path / "runs", **TWO) as live:
+@pytest.fixture(name="live", scope="module")
+def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+    """A run of two ranks for three tests; the last of them ends it."""
+    with run(tmp_path_factory.mktemp("ranks"), checkpoint__every_s=0.5, **TWO) as live:
         live.until_training(more=5)
-        before = ranks(live)
-        assert before[1] is not None
-        os.kill(before[1], signal.SIGSTOP)
-        live.until("no update ends", lambda: stands_still(live))
-        os.kill(before[1], signal.SIGCONT)
-        live.until_training(more=5)
-        assert before == ranks(live)
-        assert 0 == live.status()["staleness"]["violations"]
-        assert 130 == live.interrupt()
+        yield live
+
+
+def test_a_rank_that_is_stopped_for_a_moment_delays_the_others_only(live: LiveRun) -> None:
+    before = ranks(live)
+    assert before[1] is not None
+    os.kill(before[1], signal.SIGSTOP)
+    live.until("no update ends", lambda: stands_still(live))
+    os.kill(before[1], signal.SIGCONT)
+    live.until_training(more=5)
+    assert before == ranks(live)
+    assert 0 == live.status()["staleness"]["violations"]
 
 
 def stands_still(live: LiveRun) -> bool:
@@ -89,29 +94,22 @@ def stands_still(live: LiveRun) -> bool:
     return bool(live.status()["progress"]["updates"] == before)
 
 
-def test_a_rank_that_does_not_answer_ends_the_group_which_starts_again(tmp_path: Path) -> None:
-    with run(tmp_path / "runs", checkpoint__every_s=0.5, **TWO) as live:
-        live.until_training(more=5)
-        live.until_checkpoint()
-        before = ranks(live)
-        assert before[1] is not None
-        os.kill(before[1], signal.SIGSTOP)
-        live.until(
-            "two other processes",
-            lambda: (
-                all(pid is not None for pid in ranks(live)) and not set(before) & set(ranks(live))
-            ),
-        )
-        live.until_training(more=5)
-        assert 0 == live.status()["staleness"]["violations"]
-        assert 130 == live.interrupt()
+def test_a_rank_that_does_not_answer_ends_the_group_which_starts_again(live: LiveRun) -> None:
+    live.until_checkpoint()
+    before = ranks(live)
+    assert before[1] is not None
+    os.kill(before[1], signal.SIGSTOP)
+    live.until(
+        "two other processes",
+        lambda: all(pid is not None for pid in ranks(live)) and not set(before) & set(ranks(live)),
+    )
+    live.until_training(more=5)
+    assert 0 == live.status()["staleness"]["violations"]
 
 
-def test_a_resumed_run_may_have_another_number_of_ranks(tmp_path: Path) -> None:
+def test_a_resumed_run_may_have_another_number_of_ranks(live: LiveRun) -> None:
     """A checkpoint does not depend on it."""
-    with run(tmp_path / "runs", **TWO) as live:
-        live.until_training(more=5)
-        assert 130 == live.interrupt()
+    assert 130 == live.interrupt()
     updates = live.result["updates"]
     for count in (1, 2):
         arguments = ("--resume", live.name, f"learner.ranks={count}")

@@ -26,6 +26,8 @@ from tianflow.server.common import client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 END_S = 60.0
+SLOW = {"env.kwargs": {"seconds": 0.005}}
+"""Most tests wait for Slurm, while the run would take a quarter of a core."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +147,7 @@ def submitted(
     """A small run of ``config`` as a job. Nothing of it is left afterwards."""
     name = f"run-{uuid.uuid4().hex[:8]}"
     given = {key.replace("__", "."): value for key, value in settings.items()}
-    small = {**SMALL, "placement.launcher": "slurm", "run.name": name, **given}
+    small = {**SMALL, **SLOW, "placement.launcher": "slurm", "run.name": name, **given}
     overrides = [assignment(path, value) for path, value in small.items()]
     name = str(small["run.name"])
     with following(Submitted(cluster, runs, name, config, *overrides, *arguments)) as found:
@@ -277,7 +279,7 @@ def test_a_preempted_job_writes_a_checkpoint_returns_to_the_queue_and_continues(
         before, pid = found.updates(), found.pid
         urgent = cluster.call(
             *("sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive"),
-            *("--output=/dev/null", "--wrap=sleep 3"),
+            *("--output=/dev/null", "--wrap=sleep 1"),
         ).strip()
         until("it waits", lambda: "PENDING" == cluster.states().get(found.job), tell=found.output)
         assert list((found.directory / "checkpoints").glob("v*"))

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ import pytest
 from tests.documents.test_deploy import UNIT
 from tests.e2e.harness import ROOT, SMALL, START_S, assignment, until
 from tianflow.core.process_table import processes
+from tianflow.rundir.history import NAME
 
 RUNS = "/var/lib/tianflow/runs"
 REBOOTS = 133
@@ -161,21 +163,20 @@ class Machine:
     def tianflow(self, *words: str, check: bool = True) -> str:
         return self.does("/opt/tianflow/bin/tianflow", *words, "--runs-dir", RUNS, check=check)
 
-    def updates(self) -> int:
-        """Of the one run; -1 while it does not train."""
-        told = self.tianflow("status", "--json", check=False)
-        found = json.loads(told) if told else []
-        return max(
-            ((entry.get("progress") or {}).get("updates", -1) for entry in found), default=-1
-        )
+    def until_trained(self, number: int, *, since: float = 0.0) -> None:
+        """Until the one run has made so many updates, the last of them after ``since`` in Unix
+        time, as the command line tells then. It is asked once: each time it needs half a second of
+        a core.
+        """
 
-    def until_trained(self, number: int) -> None:
-        until(
-            f"{number} updates",
-            lambda: self.updates() >= number,
-            within_s=START_S,
-            tell=self.journal,
-        )
+        def trained() -> bool:
+            told = self.does("tail", "-n1", f"{RUNS}/kept/{NAME}", check=False)
+            row = json.loads(told) if told.endswith("\n") else {"time": -1.0, "updates": -1}
+            return bool(row["time"] > since and row["updates"] >= number)
+
+        until(f"{number} updates", trained, within_s=START_S, tell=self.journal)
+        (entry,) = json.loads(self.tianflow("status", "--json"))
+        assert number <= entry["progress"]["updates"]
 
     def journal(self) -> str:
         return self.does("journalctl", "--no-pager", "-u", "tianflow", check=False)
@@ -232,7 +233,8 @@ def test_a_run_outlives_restart_kill_and_reboot_of_its_service(tmp_path: Path) -
             within_s=START_S,
             tell=machine.journal,
         )
-        machine.until_trained(saved + 1)
+        # systemd has ended all processes of the killed service
+        machine.until_trained(saved + 1, since=time.time())
 
         machine.does("systemctl", "reboot")
         machine.ends(with_code=REBOOTS)

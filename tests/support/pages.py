@@ -9,12 +9,15 @@ output with the page.
   A run in the background trains slowly, which leaves the cores to the commands beside it.
   The reader stops servers at the end of the page.
 - Every other ``python`` fence is a program. A ``text`` fence is ignored.
+
+With a `PreparedProcess`, programs and commands of ``tianflow`` run in forks of it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,11 +30,15 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from tests.support.paths import ROOT
+from tests.support.prepared import PreparedProcess
 from tianflow.errors import TianflowError
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))")
+QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
+SHELL = re.compile(r"[|&;<>()$`\\\"'*?~#]")
+"""Characters outside quotes that mean something to a shell."""
 COMMAND_S = 150.0
 """Seconds; far more than any command of a page takes, on a busy machine."""
 LANGUAGES = ("console", "python", "toml", "text")
@@ -47,6 +54,16 @@ class Command:
     @property
     def in_background(self) -> bool:
         return self.line.endswith("&") and not self.line.endswith("&&")
+
+    @property
+    def words(self) -> list[str] | None:
+        """Words of a command of ``tianflow`` that needs no shell but for ``2>&1`` and ``|| true``;
+        None for other commands.
+        """
+        line = self.line.removesuffix(" || true").removesuffix(" 2>&1")
+        if not line.startswith("tianflow ") or SHELL.search(QUOTED.sub("", line)):
+            return None
+        return shlex.split(line)
 
     @property
     def serves(self) -> bool:
@@ -132,22 +149,37 @@ class PageError(AssertionError):
     """A reader of the page cannot continue here."""
 
 
-class Reader:
-    """Follows pages in ``folder``, with the interpreter that runs the tests."""
+def _judge(label: str, code: int, out: str, err: str, expected: tuple[str, ...]) -> None:
+    seen = f"{label}\n--- stdout\n{out[-3000:]}\n--- stderr\n{err[-3000:]}"
+    if code:
+        raise PageError(f"exit code {code}: {seen}")
+    missing = unseen(expected, out)
+    if missing is not None:
+        raise PageError(f"not seen: {missing}\n{seen}")
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+
+class Reader:
+    """Follows pages in ``folder``, with the interpreter that runs the tests. ``prepared`` was
+    started with the `environment` of readers.
+    """
+
+    def __init__(self, folder: Path, prepared: PreparedProcess | None = None) -> None:
+        self.folder, self._prepared = folder, prepared
+        self._where: dict[str, Any] = {"cwd": folder, "env": self.environment()}
+        self._servers: list[subprocess.Popen[bytes]] = []
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """Variables of all commands."""
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         modules = os.pathsep.join((str(ROOT), str(ROOT / "controllers")))
-        environment = {
+        return {
             **os.environ,
             "PATH": path,
             "PYTHONPATH": modules,
             "OMP_NUM_THREADS": "1",
             "NO_COLOR": "1",
         }
-        self._where: dict[str, Any] = {"cwd": folder, "env": environment}
-        self._servers: list[subprocess.Popen[bytes]] = []
 
     def follow(self, text: str) -> None:
         """Follow a page from top to bottom.
@@ -160,13 +192,40 @@ class Reader:
                 if block.name:
                     (self.folder / block.name).write_text(block.text)
                 elif block.language == "python":
-                    self._run([sys.executable, "-c", block.text], block.text, ())
+                    self._run_program(block.text)
                 elif block.language == "console":
                     for command in block.commands:
                         if command.in_background:
                             running.append(self._start(command))
                         else:
-                            self._run(["bash", "-c", command.line], command.line, command.expected)
+                            self._run_command(command)
+
+    def _run_program(self, text: str) -> None:
+        if self._prepared is None:
+            self._run([sys.executable, "-c", text], text, ())
+        else:
+            done = self._prepared.run(["python", "-c", text], self.folder, timeout=COMMAND_S)
+            _judge(text, *done, ())
+
+    def _run_command(self, command: Command) -> None:
+        line, words = command.line, command.words
+        if self._prepared is None or words is None:
+            self._run(["bash", "-c", line], line, command.expected)
+            return
+        code, out, err = self._prepared.run(
+            words, self.folder, timeout=COMMAND_S, merged=" 2>&1" in line
+        )
+        _judge(line, 0 if line.endswith(" || true") else code, out, err, command.expected)
+        if words[1] == "stop":
+            self._wait_for_end(words[2])
+
+    def _wait_for_end(self, run: str) -> None:
+        """A human types the next command after the run has ended."""
+        from tests.e2e.harness import until
+        from tianflow.server.common import client
+
+        runs = self.folder / "runs"
+        until(f"{run} has ended", lambda: run not in client.running(runs), within_s=COMMAND_S)
 
     def _run(self, arguments: list[str], label: str, expected: tuple[str, ...]) -> None:
         done = subprocess.run(
@@ -178,12 +237,7 @@ class Reader:
             check=False,
             timeout=COMMAND_S,
         )
-        seen = f"{label}\n--- stdout\n{done.stdout[-3000:]}\n--- stderr\n{done.stderr[-3000:]}"
-        if done.returncode:
-            raise PageError(f"exit code {done.returncode}: {seen}")
-        missing = unseen(expected, done.stdout)
-        if missing is not None:
-            raise PageError(f"not seen: {missing}\n{seen}")
+        _judge(label, done.returncode, done.stdout, done.stderr, expected)
 
     def _start(self, command: Command) -> subprocess.Popen[bytes]:
         """Start a run or a server in the background and wait until it trains or listens."""

@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from tianflow.hosts.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.stdin.buffer.read(), [int(number) for number in sys.argv[1:]]))
+    code = main(sys.stdin.buffer.read(), [int(number) for number in sys.argv[1:]])
+    gc.collect()
+    gc.freeze()  # the interpreter ends sooner, see `tianflow.__main__`
+    sys.exit(code)
