@@ -112,7 +112,8 @@ PPO = Defaults(
     image_samples=1024,
 )
 A2C = Defaults(
-    samples=64,
+    samples=32,
+    state_samples=64,
     tables={
         "env": {"num_envs": 8},
         "algorithm": {"learning_rate": 1e-3, "entropy_cost": 0.0},
