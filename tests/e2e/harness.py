@@ -23,12 +23,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.support.machines import Machine
-from tianflow.core.process_table import carries, processes
+from tianflow.core.process_table import processes
 from tianflow.rundir.control_file import NAME, ControlFile
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
-POLL_S = 0.05
+POLL_S, SLOWEST_POLL_S = 0.05, 0.2
+"""Seconds between two looks, at first and after two seconds: each look takes milliseconds of a core
+from what is waited for.
+"""
 SAMPLE = re.compile(r"(?:tianflow_)?([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 START_S = 120.0
@@ -69,11 +72,12 @@ def until(
     tell: Callable[[], str] = str,
 ) -> T:
     """Ask again and again until ``condition`` answers something true, and give it back."""
-    deadline = time.monotonic() + within_s
+    deadline, poll_s = time.monotonic() + within_s, POLL_S
     while not (found := condition()):
         if time.monotonic() > deadline:
             raise ImpatienceError(f"not within {within_s:g} s: {what}\n{tell()}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
+        poll_s = min(1.07 * poll_s, SLOWEST_POLL_S)
     return found
 
 
@@ -274,17 +278,27 @@ class LiveRun:
         """Whoever carries the run's id or this test's mark, but for the coordinator: pid and
         name.
         """
-        found = {}
-        for entry in processes():
-            mine = carries(entry.pid, "TIANFLOW_TEST", self.mark) or carries(
-                entry.pid, "TIANFLOW_RUN", self.name
-            )
-            if entry.pid != self.process.pid and entry.state not in "ZX" and mine:
-                found[entry.pid] = command_of(entry.pid)
-        return found
+        return {
+            entry.pid: command_of(entry.pid)
+            for entry in processes()
+            if entry.state not in "ZX" and self._descends(entry.pid)
+        }
+
+    def _descends(self, pid: int) -> bool:
+        marks = {f"TIANFLOW_TEST={self.mark}".encode(), f"TIANFLOW_RUN={self.name}".encode()}
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return pid != self.process.pid and not marks.isdisjoint(environment)
 
     def pid(self, host: str) -> int | None:
-        return next((pid for pid, name in self.descendants().items() if name == host), None)
+        found = (
+            entry.pid
+            for entry in processes()
+            if entry.state not in "ZX" and command_of(entry.pid) == host
+        )
+        return next(filter(self._descends, found), None)
 
     def wait_for_pid(self, host: str) -> int:
         return self.until(f"a process called {host}", lambda: self.pid(host))
@@ -318,7 +332,7 @@ class LiveRun:
         """Until ``more`` updates have been settled than now; how many there are."""
 
         def updates() -> int:
-            return int(self.metric("learner_updates_total")) if self.status() else 0
+            return int(self.metric("learner_updates_total"))
 
         before = updates()
 

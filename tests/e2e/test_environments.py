@@ -136,16 +136,17 @@ def test_an_environment_that_leaves_the_working_directory_moves_nothing_of_its_r
     finally:
         live.kill()
         live.wait()
-    assert "mean return 10.00" in tell("eval", "w", "--episodes", "2", "--trust")
-    recorded = tell("eval", "w", "--episodes", "1", "--trust", "--video", "videos")
-    tell("export", "w", "-o", "w.pt2")
-    tell("report", "w")
-    shown = [line.partition(": return")[0] for line in recorded.splitlines() if ".mp4" in line]
-    assert shown
-    assert [True] * len(shown) == [(start / path).is_file() for path in shown]
-    assert {"boards", "runs", "videos", "w.pt2", "w.toml", "wandering.py"} == {
-        path.name for path in start.iterdir()
-    } - {"__pycache__"}
+    written = {"boards", "runs", "w.toml", "wandering.py"}
+    if launcher == "processes":  # what follows only reads the files of the run
+        recorded = tell("eval", "w", "--episodes", "2", "--trust", "--video", "videos")
+        assert "mean return 10.00" in recorded
+        tell("export", "w", "-o", "w.pt2")
+        tell("report", "w")
+        shown = [line.partition(": return")[0] for line in recorded.splitlines() if ".mp4" in line]
+        assert shown
+        assert [True] * len(shown) == [(start / path).is_file() for path in shown]
+        written |= {"videos", "w.pt2"}
+    assert written == {path.name for path in start.iterdir()} - {"__pycache__"}
     assert {"audit.jsonl", "checkpoints", "config.toml", "history.jsonl", "summary.json"} <= {
         path.name for path in (start / "runs" / "w").iterdir()
     }
@@ -202,19 +203,14 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback_last(
         assert ("failed", 0) == (live.result["state"], live.result["trajectories"]["open"])
 
 
-@pytest.mark.parametrize("what", ["observation", "reward"])
-def test_what_is_never_finite_ends_the_run_and_is_named(tmp_path: Path, what: str) -> None:
-    kwargs = {"at": 5, "what": what}
+def test_what_is_never_finite_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    kwargs = {"at": 5, "what": "reward"}
     with harness.run(
         tmp_path, env__id=f"{ENVIRONMENTS}:NaNEnv", env__kwargs=kwargs, env__max_failures=2
     ) as live:
         assert 1 == live.end()
-        named = (
-            "obs of environment 0 is nan"
-            if what == "observation"
-            else "reward of environment 0 is nan"
-        )
-        assert f"{named} after step 5 of its trajectory" in last_lines(live, 1)
+        named = "reward of environment 0 is nan after step 5 of its trajectory"
+        assert named in last_lines(live, 1)
         assert 0 == live.result["trajectories"]["trained"]
 
 
@@ -227,16 +223,10 @@ def test_a_constructor_that_raises_is_found_before_anything_starts(tmp_path: Pat
         assert not live.directory.exists()
 
 
-@pytest.mark.parametrize(
-    ("where", "why"),
-    [("constructor", "no display in this process"), ("reset", "no level in this process")],
-)
 def test_what_breaks_only_in_hosts_ends_the_run_soon_and_it_was_never_ready(
-    tmp_path: Path, where: str, why: str
+    tmp_path: Path,
 ) -> None:
-    with harness.run(
-        tmp_path, env__id=f"{TROUBLES}:HostsOnlyEnv", env__kwargs={"where": where}
-    ) as live:
+    with harness.run(tmp_path, env__id=f"{TROUBLES}:HostsOnlyEnv") as live:
         was_ready = []
 
         def ended() -> bool:
@@ -246,7 +236,8 @@ def test_what_breaks_only_in_hosts_ends_the_run_soon_and_it_was_never_ready(
         until("it has ended", ended, tell=live.output)
         assert 1 == live.end()
         assert not any(was_ready)
-        assert f"EnvironmentBrokeError: {why}\ntianflow: actor-" in last_lines(live, 2)
+        why = "EnvironmentBrokeError: no display in this process"
+        assert f"{why}\ntianflow: actor-" in last_lines(live, 2)
 
 
 def test_a_constructor_that_hangs_is_given_up_and_tried_again(tmp_path: Path) -> None:
@@ -294,10 +285,3 @@ def test_a_learner_that_refuses_its_settings_ends_the_run_at_its_first_batch(
         assert 1 == live.end()
         assert "AssertionError: a minibatch of 7 does not divide 32" in last_lines(live, 2)
         assert "tianflow: learner: AssertionError" in last_lines(live, 1)
-
-
-def test_a_loss_that_is_never_finite_ends_the_run(tmp_path: Path) -> None:
-    settings = {"algorithm__trouble": "nan", "learner__max_nonfinite_updates": 3}
-    with harness.run(tmp_path, algorithm__name=TROUBLED, **settings) as live:
-        assert 1 == live.end()
-        assert "tianflow: learner: 4 consecutive updates were not finite" in last_lines(live, 1)

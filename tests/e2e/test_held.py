@@ -68,13 +68,173 @@ def test_a_run_goes_on_through_every_attack_of_its_environment(tmp_path: Path) -
         assert live.result["checkpoint"] == live.result["updates"]
 
 
-# Hostile texts and other users
+# Shells
+# --------------------------------------------------------------------------------------------------
+
+LIMITED = "ulimit -n 64; ulimit -v 3000000; umask 077; unset HOME; export LC_ALL=C; exec "
+CLOSED = 'exec "$@" <&- >&- 2>&-'
+NAMESPACE = """set -e
+mount -t tmpfs -o size=4k,ro tmpfs /dev/shm
+mount --bind "$RUNS" /mnt
+mount --bind /tmp /tmp
+mount -o remount,bind,ro /tmp
+! touch /tmp/x 2>/dev/null
+exec "$@"
+"""
+
+
+def trained(folder: Path, before: tuple[str, ...], *, runs: Path | None = None) -> None:
+    """Train a short run behind the command ``before``. It must end whole, with nothing left.
+
+    ``runs``: how the child process calls ``folder``.
+    """
+    mark = uuid.uuid4().hex
+    settings = {
+        **SMALL,
+        "actors.count": 1,
+        "actors.hosts": 1,
+        "run.name": "held",
+        "run.max_updates": 5,
+        "evaluation.episodes": 1,
+    }
+    train = (sys.executable, "-m", "tianflow", "train", "cartpole_ppo", "--plain")
+    overrides = [assignment(path, value) for path, value in settings.items()]
+    done = subprocess.run(
+        [*before, *train, "--runs-dir", str(runs or folder), *overrides],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "controllers"))),
+            "OMP_NUM_THREADS": "1",
+            "TIANFLOW_TEST": mark,
+            "RUNS": str(folder),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120.0,
+        check=False,
+    )
+    said = f"{done.stdout}\n{done.stderr}"
+    assert 0 == done.returncode, said
+    assert "Traceback" not in said
+    directory = folder / "held"
+    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    assert ("done", 5, 5) == (summary["state"], summary["updates"], summary["checkpoint"])
+    assert CheckpointStore(directory / "checkpoints", keep=1).newest() is not None
+    assert 0o600 == stat.S_IMODE((directory / "config.toml").stat().st_mode)
+    until(
+        "no process is left",
+        lambda: not any(carries(p.pid, "TIANFLOW_TEST", mark) for p in processes()),
+    )
+
+
+def test_few_descriptors_little_memory_no_home_ascii_and_an_odd_path(tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*[f"a b'ü{'x' * 140}{part}" for part in range(4)])
+    folder.mkdir(parents=True)
+    assert len(str(folder)) > 600
+    trained(folder, ("bash", "-c", f'{LIMITED} "$@"', "bash"))
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    assert {} == {path: oct(mode) for path, mode in modes.items() if mode & 0o077}
+
+
+@as_root
+def test_a_namespace_of_processes_without_shared_memory_and_with_a_read_only_tmp(
+    tmp_path: Path,
+) -> None:
+    namespaces = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
+    trained(tmp_path, (*namespaces, "bash", "-c", NAMESPACE, "bash"), runs=Path("/mnt"))
+
+
+@as_root
+def test_a_user_other_than_root_with_closed_standard_streams(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp())
+    os.chown(folder, STRANGER, STRANGER)
+    # the interpreter may lie where that user may not look; it may then read, and nothing else
+    reads = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+    user = (f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups")
+    try:
+        trained(folder, ("setpriv", *user, *reads, "bash", "-c", CLOSED, "bash"))
+        assert {STRANGER} == {path.stat().st_uid for path in folder.rglob("*")}
+    finally:
+        shutil.rmtree(folder)
+
+
+# The service
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_service_that_is_stopped_and_killed_or_hangs_up_leaves_nothing(tmp_path: Path) -> None:
+    with service(tmp_path / "runs") as served:
+        served.submit("a", actors__count=1, actors__hosts=1)
+        served.until_training("a")
+        served.process.send_signal(signal.SIGSTOP)
+        assert -signal.SIGKILL == served.stop(signal.SIGKILL)
+        served.nothing_left()
+    with service(tmp_path / "runs", mark=served.mark) as again:
+        again.until_training("a")
+        assert -signal.SIGHUP == again.stop(signal.SIGHUP)
+
+
+# The console
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("chromium (Debian package of that name) is not installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    yield page
+    context.close()
+
+
+def test_the_console_of_a_service_shows_the_error_of_a_run_as_text(
+    tmp_path: Path, page: Page
+) -> None:
+    name = f"{TROUBLES}:MarkedEnv"
+    with service(tmp_path / "runs", "--allow-import", TROUBLES) as served:
+        served.submit("a", env__id=name, env__kwargs={"label": EVIL}, env__max_failures=0)
+        served.until("it has failed", lambda: served.run("a").get("state") == "failed")
+        page.goto(f"{served.control.address}/#token={served.control.token}")
+        shows_as_text(page)
+        page.goto(f"{served.control.address}/#/runs/a")
+        shows_as_text(page)
+        for part in ("#config", "#log pre"):  # open beside a failure
+            expect(page.locator(part)).to_contain_text("window.hit=1", timeout=PATIENCE_MS)
+        page.goto(f"{served.control.address}/#/compare?run=a&run={quote(EVIL)}")
+        expect(page.locator(".head .error")).to_contain_text("window.hit", timeout=PATIENCE_MS)
+        nothing_ran(page)
+
+
+def shows_as_text(page: Page) -> None:
+    expect(page.locator("body")).to_contain_text("window.hit=1", timeout=PATIENCE_MS)
+    nothing_ran(page)
+
+
+def nothing_ran(page: Page) -> None:
+    assert (None, 0) == (page.evaluate("window.hit ?? null"), page.locator("img[src=x]").count())
+
+
+# One run, its secrets and its console
 # --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveRun]:
-    """A run whose directory others can reach."""
+    """A run whose directory others can reach, for the last tests, because it goes on until all tests
+    have ended.
+    """
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     try:
@@ -185,29 +345,6 @@ def abstract_listeners() -> list[str]:
     return [line for line in lines if line.partition(" @")[2] and line.split()[3] == "00010000"]
 
 
-# The console
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("chromium (Debian package of that name) is not installed")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context()
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    yield page
-    context.close()
-
-
 def test_the_console_runs_no_markup_and_the_token_stays_in_its_tab(
     live: LiveRun, page: Page
 ) -> None:
@@ -233,33 +370,6 @@ def test_the_console_runs_no_markup_and_the_token_stays_in_its_tab(
         page.reload()
         nothing_ran(page)
     shows_as_text(page)
-
-
-def shows_as_text(page: Page) -> None:
-    expect(page.locator("body")).to_contain_text("window.hit=1", timeout=PATIENCE_MS)
-    nothing_ran(page)
-
-
-def nothing_ran(page: Page) -> None:
-    assert (None, 0) == (page.evaluate("window.hit ?? null"), page.locator("img[src=x]").count())
-
-
-def test_the_console_of_a_service_shows_the_error_of_a_run_as_text(
-    tmp_path: Path, page: Page
-) -> None:
-    name = f"{TROUBLES}:MarkedEnv"
-    with service(tmp_path / "runs", "--allow-import", TROUBLES) as served:
-        served.submit("a", env__id=name, env__kwargs={"label": EVIL}, env__max_failures=0)
-        served.until("it has failed", lambda: served.run("a").get("state") == "failed")
-        page.goto(f"{served.control.address}/#token={served.control.token}")
-        shows_as_text(page)
-        page.goto(f"{served.control.address}/#/runs/a")
-        shows_as_text(page)
-        for part in ("#config", "#log pre"):  # open beside a failure
-            expect(page.locator(part)).to_contain_text("window.hit=1", timeout=PATIENCE_MS)
-        page.goto(f"{served.control.address}/#/compare?run=a&run={quote(EVIL)}")
-        expect(page.locator(".head .error")).to_contain_text("window.hit", timeout=PATIENCE_MS)
-        nothing_ran(page)
 
 
 class OtherPage(http.server.BaseHTTPRequestHandler):
@@ -322,111 +432,3 @@ def test_a_page_of_another_origin_cannot_frame_or_ask(live: LiveRun, page: Page)
         finally:
             other.shutdown()
     assert "running" == live.status()["state"]
-
-
-# Shells
-# --------------------------------------------------------------------------------------------------
-
-LIMITED = "ulimit -n 64; ulimit -v 3000000; umask 077; unset HOME; export LC_ALL=C; exec "
-CLOSED = 'exec "$@" <&- >&- 2>&-'
-NAMESPACE = """set -e
-mount -t tmpfs -o size=4k,ro tmpfs /dev/shm
-mount --bind "$RUNS" /mnt
-mount --bind /tmp /tmp
-mount -o remount,bind,ro /tmp
-! touch /tmp/x 2>/dev/null
-exec "$@"
-"""
-
-
-def trained(folder: Path, before: tuple[str, ...], *, runs: Path | None = None) -> None:
-    """Train a short run behind the command ``before``. It must end whole, with nothing left.
-
-    ``runs``: how the child process calls ``folder``.
-    """
-    mark = uuid.uuid4().hex
-    settings = {
-        **SMALL,
-        "actors.count": 1,
-        "actors.hosts": 1,
-        "run.name": "held",
-        "run.max_updates": 5,
-        "evaluation.episodes": 1,
-    }
-    train = (sys.executable, "-m", "tianflow", "train", "cartpole_ppo", "--plain")
-    overrides = [assignment(path, value) for path, value in settings.items()]
-    done = subprocess.run(
-        [*before, *train, "--runs-dir", str(runs or folder), *overrides],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "controllers"))),
-            "OMP_NUM_THREADS": "1",
-            "TIANFLOW_TEST": mark,
-            "RUNS": str(folder),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120.0,
-        check=False,
-    )
-    said = f"{done.stdout}\n{done.stderr}"
-    assert 0 == done.returncode, said
-    assert "Traceback" not in said
-    directory = folder / "held"
-    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    assert ("done", 5, 5) == (summary["state"], summary["updates"], summary["checkpoint"])
-    assert CheckpointStore(directory / "checkpoints", keep=1).newest() is not None
-    assert 0o600 == stat.S_IMODE((directory / "config.toml").stat().st_mode)
-    until(
-        "no process is left",
-        lambda: not any(carries(p.pid, "TIANFLOW_TEST", mark) for p in processes()),
-    )
-
-
-def test_few_descriptors_little_memory_no_home_ascii_and_an_odd_path(tmp_path: Path) -> None:
-    folder = tmp_path.joinpath(*[f"a b'ü{'x' * 140}{part}" for part in range(4)])
-    folder.mkdir(parents=True)
-    assert len(str(folder)) > 600
-    trained(folder, ("bash", "-c", f'{LIMITED} "$@"', "bash"))
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
-    assert {} == {path: oct(mode) for path, mode in modes.items() if mode & 0o077}
-
-
-@as_root
-def test_a_namespace_of_processes_without_shared_memory_and_with_a_read_only_tmp(
-    tmp_path: Path,
-) -> None:
-    namespaces = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
-    trained(tmp_path, (*namespaces, "bash", "-c", NAMESPACE, "bash"), runs=Path("/mnt"))
-
-
-@as_root
-def test_a_user_other_than_root_with_closed_standard_streams(tmp_path: Path) -> None:
-    folder = Path(tempfile.mkdtemp())
-    os.chown(folder, STRANGER, STRANGER)
-    # the interpreter may lie where that user may not look; it may then read, and nothing else
-    reads = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-    user = (f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups")
-    try:
-        trained(folder, ("setpriv", *user, *reads, "bash", "-c", CLOSED, "bash"))
-        assert {STRANGER} == {path.stat().st_uid for path in folder.rglob("*")}
-    finally:
-        shutil.rmtree(folder)
-
-
-# The service
-# --------------------------------------------------------------------------------------------------
-
-
-def test_a_service_that_is_stopped_and_killed_or_hangs_up_leaves_nothing(tmp_path: Path) -> None:
-    with service(tmp_path / "runs") as served:
-        served.submit("a", actors__count=1, actors__hosts=1)
-        served.until_training("a")
-        served.process.send_signal(signal.SIGSTOP)
-        assert -signal.SIGKILL == served.stop(signal.SIGKILL)
-        served.nothing_left()
-    with service(tmp_path / "runs", mark=served.mark) as again:
-        again.until_training("a")
-        assert -signal.SIGHUP == again.stop(signal.SIGHUP)

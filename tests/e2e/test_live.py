@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
-from tests.e2e.harness import ROOT, START_S, LiveRun, resumed, run
+from tests.e2e.harness import START_S, LiveRun, resumed, run
 from tests.support.oracle import Use, uses
+from tianflow.cli.main import app
 from tianflow.rundir.history import NAME, read_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -30,10 +30,55 @@ COMPONENTS = 6
 """Learner, evaluator and four actors."""
 
 
+def tianflow(live: LiveRun, *arguments: str) -> Result:
+    """The command line, as a person calls it, but in this process: each start of Python costs more
+    than the command.
+    """
+    return CliRunner().invoke(app, [*arguments, "--runs-dir", str(live.folder)])
+
+
+def test_attributes_of_environments_change_and_survive_a_lost_host_and_a_resume(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "env__id": "tests.support.environments:LengthEnv",
+        "env__kwargs": {"length": 5},
+        "env__wrappers": ["tests.support.environments:Paced"],
+    }
+
+    def returns(live: LiveRun, mean: float) -> None:
+        """The last 100 episodes of training have this return."""
+
+        def seen() -> bool:
+            return {mean} == {live.metric(f"episode_return_{end}") for end in ("min", "max")}
+
+        live.until(f"every return is {mean}", seen)
+
+    with run(tmp_path, **settings) as live:
+        live.until("it is ready", live.ready, within_s=START_S)
+        live.until_training(more=5)
+        returns(live, 5.0)
+        answer = tianflow(live, "set", live.name, "env.set.lenght=9")
+        assert 2 == answer.exit_code
+        assert "env.set.lenght = 9: is not an attribute" in answer.stderr
+        answer = tianflow(live, "set", live.name, "env.set.length=9")
+        assert 0 == answer.exit_code, answer.stderr
+        returns(live, 9.0)
+        before = live.restarts()
+        live.kill("actors-0")
+        live.until("the host is back", lambda: live.restarts() > before)
+        live.until_training(more=50)
+        returns(live, 9.0)
+    with resumed(live) as again:
+        again.until("it is ready", again.ready, within_s=START_S)
+        again.until_training(more=50)
+        returns(again, 9.0)
+
+
 @pytest.fixture(name="live", scope="module")
 def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     """A run of the oracle with updates of 30 ms, training already. Every test leaves it with bound
-    4 and four actors.
+    4 and four actors. They are the last ones, because it goes on until all tests have ended.
     """
     folder = tmp_path_factory.mktemp("live")
     settings: dict[str, object] = {
@@ -71,18 +116,6 @@ def recorded(live: LiveRun) -> list[Use]:
     return uses(live.folder.parent / "record")
 
 
-def tianflow(live: LiveRun, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line, in a process of its own, as a person calls it."""
-    command = [sys.executable, "-m", "tianflow", *arguments, "--runs-dir", str(live.folder)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "controllers"))),
-    }
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-
-
 def wait_until_in_force(live: LiveRun, components: int = COMPONENTS) -> None:
     """Until every component has the newest generation in force."""
     wanted = live.metric("balance_settings_generation")
@@ -104,7 +137,7 @@ def set_live(live: LiveRun, *assignments: str, components: int = COMPONENTS) -> 
     """
     before = live.metric("balance_settings_generation")
     answer = tianflow(live, "set", live.name, *assignments)
-    assert 0 == answer.returncode, answer.stderr
+    assert 0 == answer.exit_code, answer.stderr
     assert before < live.metric("balance_settings_generation")
     wait_until_in_force(live, components)
     live.until_training(more=5)
@@ -159,26 +192,26 @@ def test_everything_else_that_may_change_does_and_the_oracle_sees_no_violation(
     assert 4 == live.metric("staleness_bound_updates")
     set_live(live, "weights.publish_interval_updates=2")
     assert longest_standstill(written(live)[began:]) < STANDSTILL_ROWS
-    assert 0 == tianflow(live, "scale", live.name, "actors=2").returncode
+    assert 0 == tianflow(live, "scale", live.name, "actors=2").exit_code
     wait_until_in_force(live, COMPONENTS - 2)
-    assert 0 == tianflow(live, "scale", live.name, "actors=5").returncode
+    assert 0 == tianflow(live, "scale", live.name, "actors=5").exit_code
     wait_until_in_force(live, COMPONENTS + 1)
     live.until_training(more=5)
-    assert 0 == tianflow(live, "scale", live.name, "actors=4").returncode
+    assert 0 == tianflow(live, "scale", live.name, "actors=4").exit_code
     wait_until_in_force(live)
     assert 0 == live.metric("staleness_violations_total")
     assert 0 <= min(age for use in recorded(live) for age in use.ages)
 
 
 def test_a_paused_run_stands_still_and_goes_on_where_it_was(live: LiveRun) -> None:
-    assert 0 == tianflow(live, "pause", live.name).returncode
+    assert 0 == tianflow(live, "pause", live.name).exit_code
     wait_until_in_force(live)
     before = len(recorded(live))
     time.sleep(0.5)  # that nothing happens meanwhile is what is to be seen
     assert before == len(recorded(live))
     assert live.ready()
     assert "paused" == live.status()["state"]
-    assert 0 == tianflow(live, "resume", live.name).returncode
+    assert 0 == tianflow(live, "resume", live.name).exit_code
     live.until_training(more=10)
     seen = recorded(live)
     assert [use.number for use in seen] == list(range(len(seen)))
@@ -206,44 +239,6 @@ def test_a_bad_value_is_a_422_that_names_the_field_and_changes_nothing(live: Liv
         assert before == live.metric("balance_settings_generation")
         assert document == live.request(f"/api/v1/runs/{live.name}/{resource}")
     answer = tianflow(live, "set", live.name, "balance.max_staleness=-1")
-    assert 2 == answer.returncode
+    assert 2 == answer.exit_code
     assert "balance.max_staleness" in answer.stderr
     live.until_training(more=5)
-
-
-def test_attributes_of_environments_change_and_survive_a_lost_host_and_a_resume(
-    tmp_path: Path,
-) -> None:
-    settings = {
-        "env__id": "tests.support.environments:LengthEnv",
-        "env__kwargs": {"length": 5},
-        "env__wrappers": ["tests.support.environments:Paced"],
-    }
-
-    def returns(live: LiveRun, mean: float) -> None:
-        """The last 100 episodes of training have this return."""
-
-        def seen() -> bool:
-            return {mean} == {live.metric(f"episode_return_{end}") for end in ("min", "max")}
-
-        live.until(f"every return is {mean}", seen)
-
-    with run(tmp_path, **settings) as live:
-        live.until("it is ready", live.ready, within_s=START_S)
-        live.until_training(more=5)
-        returns(live, 5.0)
-        answer = tianflow(live, "set", live.name, "env.set.lenght=9")
-        assert 2 == answer.returncode
-        assert "env.set.lenght = 9: is not an attribute" in answer.stderr
-        answer = tianflow(live, "set", live.name, "env.set.length=9")
-        assert 0 == answer.returncode, answer.stderr
-        returns(live, 9.0)
-        before = live.restarts()
-        live.kill("actors-0")
-        live.until("the host is back", lambda: live.restarts() > before)
-        live.until_training(more=50)
-        returns(live, 9.0)
-    with resumed(live) as again:
-        again.until("it is ready", again.ready, within_s=START_S)
-        again.until_training(more=50)
-        returns(again, 9.0)

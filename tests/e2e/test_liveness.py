@@ -22,17 +22,13 @@ def given_up(live: LiveRun) -> float:
     )
 
 
-@pytest.mark.parametrize("controller", ["staleness", "consume_only"])
-def test_a_hung_environment_is_replaced_although_its_ticket_was_given_up(
-    tmp_path: Path, controller: str
-) -> None:
+def test_a_hung_environment_is_replaced_although_its_ticket_was_given_up(tmp_path: Path) -> None:
     """The patience with a straggler ends before the time-out of a step."""
     with harness.run(
         tmp_path / "runs",
         env__id=f"{TROUBLES}:TroubleEnv",
         env__kwargs={"folder": str(tmp_path), "ways": ["hang"]},
         env__step_timeout_s=6.0,
-        balance__controller=controller,
         balance__max_staleness=2,
         balance__straggler_patience=0.2,
     ) as live:

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.lib.storm.clock import UnavailableError, WallClock
 from tests.e2e.harness import LiveRun, run
-from tests.e2e.test_oracle import Scraper, change, pid_of
+from tests.e2e.test_oracle import LOOK_S, Scraper, change, pid_of
 from tests.support.machines import Machine, machines, require_machines
 from tests.support.nodes import END_S, NodeProcess, nodes
 from tests.support.oracle import Witness, oracle_config, until, until_true
@@ -32,9 +32,10 @@ CABLE_LEASE_S, OUTAGE_S = 9.0, 7.0
 without heartbeats after 10 seconds. Both are too late.
 """
 FAULTS = {
-    "local": ("kill", "leave", "gateway", "pause", "lose", "both"),
+    "local": ("leave", "gateway", "pause", "lose", "both"),
     "central": ("kill", "gateway", "server"),
 }
+"""By inference. A fault "both" is a lost node and a lost learner."""
 TROUBLES = int(os.environ.get("TIANFLOW_NODE_TROUBLES", "1"))
 """How often each fault happens in one run; more of them for a long look."""
 
@@ -45,7 +46,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 * TROUBLES)]
 def clustered(record: Path, inference: str) -> dict[str, Any]:
     return oracle_config(
         record,
-        env={"seconds": 0.002, "slow_share": 0.05, "factor": 20.0, "length": 12},
+        env={"seconds": 0.006, "slow_share": 0.05, "factor": 10.0, "length": 12},
         algorithm={"update_s": 0.004},
         actors={"count": 4, "hosts": 4, "rollout_steps": 8, "inference": inference},
         inference={"servers": 2, "device": "cpu"},
@@ -92,7 +93,7 @@ async def disturb(run: Run, fault: str, node: NodeProcess) -> None:
         case "gateway":
             victim = gateway_pid(run)
             os.kill(victim, signal.SIGKILL)
-            await until_true(run, lambda: gateway_pid(run) not in (0, victim))
+            await until_true(run, lambda: gateway_pid(run) not in (0, victim), every_s=LOOK_S)
         case "server":
             victim = pid_of(run, "inference-0")
             os.kill(victim, signal.SIGKILL)
@@ -105,7 +106,7 @@ async def disturb(run: Run, fault: str, node: NodeProcess) -> None:
             node.stop()
             await until_true(run, lambda: gone(run, "node_lost") > gone_in(lost, "node_lost"))
             node.resume()
-    await until_true(run, lambda: works(run, node.name))
+    await until_true(run, lambda: works(run, node.name), every_s=LOOK_S)
 
 
 def gone_in(restarts: Mapping[tuple[str, str], int], reason: str) -> int:
@@ -141,7 +142,7 @@ def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(
             with nodes(*pair):
                 witness = Witness(run, lambda: pid_of(run, "learner"))
                 await until(run, 5)
-                await until_true(run, lambda: works(run, "a") and works(run, "b"))
+                await until_true(run, lambda: works(run, "a") and works(run, "b"), every_s=LOOK_S)
                 scraper = Scraper(run)
                 scraping = asyncio.create_task(scraper.run())
                 for fault in troubles:
@@ -228,10 +229,9 @@ def node_on(
     )
 
 
-def test_machines_train_and_weights_cross_each_cable_once(tmp_path: Path) -> None:
-    """Each published version crosses each cable once: the bytes that its interface has counted are
-    those of the weights that its node was sent, and little else.
-    """
+def test_machines_train_over_cables_that_may_be_down_for_less_than_the_lease(
+    tmp_path: Path,
+) -> None:
     with cluster(
         tmp_path,
         env__id="CartPole-v1",
@@ -243,22 +243,39 @@ def test_machines_train_and_weights_cross_each_cable_once(tmp_path: Path) -> Non
         algorithm__minibatch_size=256,
         algorithm__batch_trajectories=1,
     ) as (live, network, _):
-        live.until_training()
-        before = counted(live, network)
-        updates = live.until_training(more=100)
-        after = counted(live, network)
-        version = after["learner"][0] / (updates + 1)
-        slack = 10 * version + 100_000  # the gateway reports what it has sent each second
-        for name in ("one", "two"):
-            crossed, weights, messages = (
-                after[name][place] - before[name][place] for place in range(3)
-            )
-            published = after["learner"][0] - before["learner"][0]
-            assert 0.2 * published < weights <= 1.1 * published + slack
-            assert crossed <= 1.1 * (weights + messages) + slack
-        live.until("it has learned", lambda: live.status()["returns"]["mean"] >= 475.0)
-        live.interrupt()
-        assert live.result["trajectories"]["dropped"].keys() <= {"stopped"}
+        weights_cross_each_cable_once(live, network)
+        live.until("it has learned", lambda: live.status()["returns"]["mean"] >= 150.0)
+        assert reasons_of_drops(live) <= {"stopped"}
+        live.patch("learner", slowdown=3.0)  # it leaves the cores to others
+        nothing_is_lost_with_a_link_that_is_down_for_less_than_the_lease(live, network)
+        a_node_is_lost_with_a_link_that_is_down_for_longer(live, network)
+
+
+def reasons_of_drops(live: LiveRun) -> set[str]:
+    return {
+        key[1]
+        for key, value in live.metrics().items()
+        if key[0] == "trajectories_dropped_total" and value
+    }
+
+
+def weights_cross_each_cable_once(live: LiveRun, network: Mapping[str, Machine]) -> None:
+    """Each published version crosses each cable once: the bytes that its interface has counted are
+    those of the weights that its node was sent, and little else.
+    """
+    live.until_training()
+    before = counted(live, network)
+    updates = live.until_training(more=100)
+    after = counted(live, network)
+    version = after["learner"][0] / (updates + 1)
+    slack = 10 * version + 100_000  # the gateway reports what it has sent each second
+    for name in ("one", "two"):
+        crossed, weights, messages = (
+            after[name][place] - before[name][place] for place in range(3)
+        )
+        published = after["learner"][0] - before["learner"][0]
+        assert 0.2 * published < weights <= 1.1 * published + slack
+        assert crossed <= 1.1 * (weights + messages) + slack
 
 
 def version_of(live: LiveRun, node: str) -> float:
@@ -267,34 +284,35 @@ def version_of(live: LiveRun, node: str) -> float:
     return metrics["learner_updates_total",] - metrics["node_weights_lag", node]
 
 
-def test_a_link_may_be_down_for_less_than_the_lease(tmp_path: Path) -> None:
-    """Nothing is lost then. Longer, and the node is lost: its actors work elsewhere until it is
-    back.
-    """
-    with cluster(tmp_path) as (live, network, _):
-        live.until_training()
-        ways = list(itertools.permutations((network["head"], network["one"])))
-        for speaker, hearer in ways:  # as if a router on the way lost all packets
-            speaker.mute(hearer)
-        time.sleep(OUTAGE_S)  # its length is the experiment
-        before = live.metric("learner_updates_total")
-        for speaker, hearer in ways:
-            speaker.unmute(hearer)
-        live.until("newer weights arrive", lambda: version_of(live, "one") > before)
-        live.until_training(more=5)
-        assert hosts(live) == {"one": 1, "two": 1}
-        assert live.restarts() == 0
-        assert live.metric("trajectories_dropped_total", "node_lost") == 0
-        network["one"].unplug()
-        live.until("it is lost", lambda: live.metric("node_hosts", "two") == 2)
-        live.until_training(more=5)
-        assert live.metric("component_restarts_total", "actors-0", "node_lost") + live.metric(
-            "component_restarts_total", "actors-1", "node_lost"
-        )
-        network["one"].plug()
-        live.until("it is back", lambda: live.metric("node_hosts", "one") == 1)
-        live.until_training(more=5)
-        assert live.metric("staleness_violations_total") == 0
+def nothing_is_lost_with_a_link_that_is_down_for_less_than_the_lease(
+    live: LiveRun, network: Mapping[str, Machine]
+) -> None:
+    ways = list(itertools.permutations((network["head"], network["one"])))
+    for speaker, hearer in ways:  # as if a router on the way lost all packets
+        speaker.mute(hearer)
+    time.sleep(OUTAGE_S)  # its length is the experiment
+    before = live.metric("learner_updates_total")
+    for speaker, hearer in ways:
+        speaker.unmute(hearer)
+    live.until("newer weights arrive", lambda: version_of(live, "one") > before)
+    live.until_training(more=5)
+    assert hosts(live) == {"one": 1, "two": 1}
+    assert live.restarts() == 0
+    assert live.metric("trajectories_dropped_total", "node_lost") == 0
+
+
+def a_node_is_lost_with_a_link_that_is_down_for_longer(
+    live: LiveRun, network: Mapping[str, Machine]
+) -> None:
+    """Its actors work elsewhere until it is back."""
+    network["one"].unplug()
+    live.until("it is lost", lambda: live.metric("node_hosts", "two") == 2)
+    live.until_training(more=5)
+    assert restarted(live, "node_lost") >= 1
+    network["one"].plug()
+    live.until("it is back", lambda: live.metric("node_hosts", "one") == 1)
+    live.until_training(more=5)
+    assert live.metric("staleness_violations_total") == 0
 
 
 def test_links_may_be_half_open_clocks_wrong_and_nodes_come_and_go_at_once(tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ from tianflow.planning import placement
 from tianflow.rundir.control_file import ControlFile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+LOOK_S = 0.1
+"""Seconds between two looks that are not cheap, such as a scrape. A look takes up to tens of
+milliseconds of a core, and runs need it, too.
+"""
 
 
 def pid_of(run: Run, host: str) -> int:
@@ -49,6 +53,7 @@ class Scraper:
             )
             self.check(body)
             self.looks += 1
+            await asyncio.sleep(LOOK_S)
 
     def check(self, body: str) -> None:
         values: dict[str, float] = {}

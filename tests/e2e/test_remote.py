@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ def server(
     finally:
         process.kill()
         process.wait()
+
+
+paced = partial(server, env="tests.support.environments:PacedEnv")
+"""A server for a run, which leaves the cores to others."""
 
 
 def ended(made: LiveServer, number: int = signal.SIGTERM) -> tuple[int, str]:
@@ -159,7 +164,7 @@ def test_kill_hang_and_return_of_servers_lose_only_what_is_counted(tmp_path: Pat
 
 
 def test_a_run_trains_through_the_death_of_a_server(tmp_path: Path) -> None:
-    with server(tmp_path) as first, server(tmp_path) as second:
+    with paced(tmp_path) as first, paced(tmp_path) as second:
         kwargs = {"addresses": [first.address, second.address]}
         settings: dict[str, Any] = {"env__num_envs": 4, "actors__count": 2}
         with harness.run(tmp_path / "runs", env__id=REMOTE, env__kwargs=kwargs, **settings) as live:
@@ -167,7 +172,7 @@ def test_a_run_trains_through_the_death_of_a_server(tmp_path: Path) -> None:
             address = second.address
             second.process.kill()
             second.process.wait()
-            with server(tmp_path, listen=address):
+            with paced(tmp_path, listen=address):
                 live.until_training(more=20)
                 assert 0.0 == live.restarts()
                 assert 0.0 == live.metric("trajectories_dropped_total", "env_error")

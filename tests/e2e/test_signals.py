@@ -34,6 +34,16 @@ def saved_anew(live: LiveRun, before: list[Path]) -> bool:
     return any(CheckpointStore.load(path).version.number == live.result["updates"] for path in new)
 
 
+def ended_with_a_checkpoint(live: LiveRun, number: signal.Signals, before: list[Path]) -> None:
+    """At one signal, with one line."""
+    assert saved_anew(live, before)
+    assert [] == live.staged()
+    assert 1 == live.stderr.count(f"{number.name}: stopping with a last checkpoint")
+    assert ("stopped", number.name) == (live.result["state"], live.result["reason"])
+    assert not live.control_file.exists()
+    calm(live)
+
+
 @pytest.fixture
 def on_a_terminal() -> Iterator[None]:
     """Whoever started these tests may ignore hangups, and what they start would, too."""
@@ -43,7 +53,7 @@ def on_a_terminal() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("on_a_terminal")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -55,11 +65,7 @@ def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(
             {os.getsid(live.process.pid)}
         )
         assert 128 + number == live.interrupt(number)
-        assert saved_anew(live, [])
-        assert 1 == live.stderr.count(f"{number.name}: stopping with a last checkpoint")
-        assert ("stopped", number.name) == (live.result["state"], live.result["reason"])
-        assert not live.control_file.exists()
-        calm(live)
+        ended_with_a_checkpoint(live, number, [])
 
 
 def test_two_signals_amid_training_end_it_at_once(tmp_path: Path) -> None:
@@ -81,9 +87,7 @@ def test_one_signal_amid_a_checkpoint_leaves_whole_ones_only(tmp_path: Path) -> 
         live.act("checkpoint")
         live.until("a checkpoint is being written", live.staged)
         assert 143 == live.interrupt(signal.SIGTERM)
-        assert saved_anew(live, [first])
-        assert [] == live.staged()
-        calm(live)
+        ended_with_a_checkpoint(live, signal.SIGTERM, [first])
 
 
 def test_two_signals_amid_a_checkpoint_keep_the_one_before(tmp_path: Path) -> None:
@@ -104,7 +108,6 @@ def test_two_signals_amid_a_checkpoint_keep_the_one_before(tmp_path: Path) -> No
     ("when", "number"),
     [
         ("served", signal.SIGINT),
-        ("served", signal.SIGTERM),
         ("learner", signal.SIGTERM),
         ("actors-0", signal.SIGINT),
     ],

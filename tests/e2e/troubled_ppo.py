@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,7 @@ class TroubledSettings(PPOSettings):
     """PPO's, and the trouble."""
 
     name: str  # type: ignore[assignment]  # any name that leads to a class of this module
-    trouble: Literal["none", "refuses", "nan", "slow to save"] = "none"
+    trouble: Literal["none", "refuses", "slow to save"] = "none"
 
 
 class TroubledLearner(PPOLearner):
@@ -32,8 +33,7 @@ class TroubledLearner(PPOLearner):
 
     def step(self, batch: LearnerBatch, should_stop: Any = lambda: False) -> StepResult:
         assert self._trouble != "refuses", "a minibatch of 7 does not divide 32"
-        result = super().step(batch, should_stop)
-        return StepResult(result.samples, self._trouble != "nan", result.statistics)
+        return super().step(batch, should_stop)
 
     def state_dict(self) -> dict[str, Any]:
         if self._trouble == "slow to save":
@@ -59,7 +59,8 @@ class ServerTroubleSettings(PPOSettings):
     name: str  # type: ignore[assignment]  # any name that leads to a class of this module
     every: int = 40
     """Batches of a server of which the last one fails."""
-    error: Literal["broke", "no memory"] = "broke"
+    full: str
+    """Once this file exists, it fails for want of memory."""
 
 
 class ServerTroublePolicy(ActorCriticPolicy):
@@ -68,7 +69,11 @@ class ServerTroublePolicy(ActorCriticPolicy):
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         super().__init__(config, spec, device)
         assert isinstance(config.algorithm, ServerTroubleSettings)
-        self._every, self._error, self._calls = config.algorithm.every, config.algorithm.error, 0
+        self._every, self._full, self._calls = (
+            config.algorithm.every,
+            Path(config.algorithm.full),
+            0,
+        )
         self._here = os.environ.get("TIANFLOW_HOST", "").startswith("inference")
 
     def on_arrays(self, num_envs: int) -> None:
@@ -77,7 +82,7 @@ class ServerTroublePolicy(ActorCriticPolicy):
     def act(self, *arguments: Any) -> Any:
         self._calls += 1
         if self._here and self._calls % self._every == 0:
-            if self._error == "no memory":
+            if self._full.exists():
                 raise torch.OutOfMemoryError("Tried to allocate 20.00 MiB")
             raise ValueError("a policy that fails at times")
         return super().act(*arguments)

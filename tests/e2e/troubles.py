@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -42,25 +42,15 @@ def in_a_host() -> bool:
 
 
 class HostsOnlyEnv(CounterEnv):
-    """Is well as long as it is only looked at; in a host its constructor or its first reset
-    raises.
-    """
+    """Is well as long as it is only looked at; in a host its constructor raises."""
 
-    def __init__(
-        self, where: Literal["constructor", "reset"] = "constructor", **counter: Any
-    ) -> None:
+    def __init__(self, **counter: Any) -> None:
         super().__init__(**counter)
-        self._where = where
-        if where == "constructor" and in_a_host():
+        if in_a_host():
             raise EnvironmentBrokeError("no display in this process")
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
-        if self._where == "reset" and in_a_host():
-            raise EnvironmentBrokeError("no level in this process")
-        return super().reset(seed=seed)
 
-
-class LateEnv(CounterEnv):
+class LateEnv(PacedEnv):
     """In a host, the first constructor of all never comes back."""
 
     def __init__(self, folder: str, **counter: Any) -> None:
@@ -112,7 +102,7 @@ class TroubleEnv(PacedEnv):
         return next((way for way in self._ways if claim(self._folder, way)), "")
 
 
-class SlowToEvaluateEnv(CounterEnv):
+class SlowToEvaluateEnv(PacedEnv):
     """Each step of an evaluation takes a second."""
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
