@@ -27,13 +27,13 @@ REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
 E2E = Path(__file__).parent / "e2e"
 LONG = (
     "test_docs.py",
+    "test_nodes.py",
+    "test_slurm.py",
+    "test_simulation.py",
+    "test_failures.py",
     "test_inference.py",
     "test_shards_on_nodes.py",
-    "test_slurm.py",
     "test_console.py",
-    "test_nodes.py",
-    "test_failures.py",
-    "test_simulation.py",
     "test_serve.py",
     "test_described.py",
     "test_ranks.py",
