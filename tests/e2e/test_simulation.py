@@ -97,7 +97,7 @@ def forecast(live: LiveRun, *changes: str) -> Seen:
     """What the history of ``live`` tells of it, with ``changes``."""
     config = str(live.directory / "config.toml")
     told = tianflow(live, "simulate", config, *changes, "--like", live.name, *UPDATES, "--json")
-    assert 0 == told.returncode, told.stderr
+    assert 0 == told.exit_code, told.output
     outcome = json.loads(told.stdout)
     log.info(
         "forecast%s: %s",
