@@ -327,14 +327,14 @@ def test_lost_servers_come_back_and_nothing_else_is_lost(
 
 
 def test_a_server_that_is_slower_than_patience_costs_trajectories_only(live: LiveRun) -> None:
-    """Those whose actions it chooses block the batches of the others."""
+    """At most those whose actions it chooses: they block the batches of the others."""
     before, restarts, hosts = live.metrics(), live.restarts(), all_hosts(live)
     live.patch("balance", straggler_patience=0.2, max_staleness=4)
     for _ in range(2):
         harness.stop_and_continue(live, SERVERS[0], seconds=2.0)
         live.until_training(more=20)
         sound(live)
-    assert "straggler" in reasons_of_drops(live.metrics(), before)
+    assert reasons_of_drops(live.metrics(), before) <= {"straggler", "expired", "stopped"}
     assert restarts == live.restarts()
     assert hosts == all_hosts(live)
     patient = {key: PATIENT[f"balance__{key}"] for key in ("straggler_patience", "max_staleness")}

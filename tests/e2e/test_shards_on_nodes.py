@@ -156,7 +156,8 @@ def test_trajectories_go_straight_to_the_node_of_their_shard_and_its_loss_costs_
         slack = 0.1 * found["direct"]
         assert found["far sent"] <= found["direct"] + slack
         assert found["store received"] >= found["direct"] - slack
-        assert found["head received"] <= found["draws"] + slack
+        # The counter of draws is a second old. Trajectories over the head would add all of them.
+        assert found["head received"] <= found["draws"] + 0.5 * found["direct"]
         metrics = sound(live)
         assert metrics["trajectories_dropped_total", "shard_lost"] == 0
 
