@@ -57,7 +57,7 @@ def test_overrides_win_over_presets_and_defaults(env: str) -> None:
 
 def test_overrides_may_be_tables() -> None:
     config = start_config("a2c", "Acrobot-v1", {"env": {"num_envs": 3}, "run.seed": 9})
-    assert (3, 9, 21) == (config.env.num_envs, config.run.seed, config.actors.rollout_steps)
+    assert (3, 9, 10) == (config.env.num_envs, config.run.seed, config.actors.rollout_steps)
 
 
 def test_presets_can_be_left_aside() -> None:
