@@ -128,7 +128,7 @@ def goes_on_without_checkpoints_while_the_disk_is_full(live: LiveRun) -> None:
     resource.prlimit(learner, resource.RLIMIT_FSIZE, unlimited)
     live.until_checkpoint()
     shutil.rmtree(live.directory / "checkpoints")
-    (live.directory / "checkpoints").touch()  # nobody, not even root, can write into that
+    (live.directory / "checkpoints").touch()  # a file: root cannot write into it, either
     live.act("checkpoint")
     live.until(
         "another failure is counted", lambda: live.metric("checkpoint_failures_total") == 2.0
@@ -400,15 +400,15 @@ def test_a_stopped_actor_host_is_replaced_and_its_late_words_change_nothing(live
 def test_the_learner_idles_while_every_actor_is_dead_and_goes_on_when_they_return(
     live: LiveRun,
 ) -> None:
-    def nobody() -> bool:
-        """Kill whoever is back."""
+    def no_actor_is_alive() -> bool:
+        """Kill each host of actors that is back."""
         for host in ("actors-0", "actors-1"):
             if (pid := live.pid(host)) is not None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         return "no actor is alive" in live.why_not_ready()
 
-    live.until("readiness says why", nobody)
+    live.until("readiness says why", no_actor_is_alive)
     live.until("it is ready again", live.ready)
     live.until_training(more=10)
     live.until("both actors", lambda: 2.0 == live.metric("actors"))

@@ -18,7 +18,6 @@ import pytest
 from benchmarks.lib.storm.clock import UnavailableError, WallClock
 from tests.e2e.harness import LiveRun, run
 from tests.e2e.test_oracle import LOOK_S, Scraper, change, pid_of
-from tests.support.effort import FACTOR, FULL
 from tests.support.machines import Machine, machines, require_machines
 from tests.support.nodes import END_S, NodeProcess, nodes
 from tests.support.oracle import Witness, oracle_config, until, until_true
@@ -37,8 +36,6 @@ FAULTS = {
     "central": ("kill", "gateway", "server"),
 }
 """By inference. A fault "both" is a lost node and a lost learner."""
-LEARNED = 475.0 if FACTOR >= FULL else 150.0
-"""Return of a policy that has learned, for CartPole."""
 TROUBLES = int(os.environ.get("TIANFLOW_NODE_TROUBLES", "1"))
 """How often each fault happens in one run; more of them for a long look."""
 
@@ -162,7 +159,7 @@ def test_oracle_and_ledger_agree_over_the_faults_of_nodes_and_gateway(
                 began = time.monotonic()
                 for node in pair:
                     assert await asyncio.to_thread(node.leave) == 0
-                assert time.monotonic() - began < 20.0
+                assert time.monotonic() - began < 10.0
                 witness.check(tmp_path / "record", kills=troubles.count("both"))
             return run
 
@@ -247,7 +244,7 @@ def test_machines_train_over_cables_that_may_be_down_for_less_than_the_lease(
         algorithm__batch_trajectories=1,
     ) as (live, network, _):
         weights_cross_each_cable_once(live, network)
-        live.until("it has learned", lambda: live.status()["returns"]["mean"] >= LEARNED)
+        live.until("it has learned", lambda: live.status()["returns"]["mean"] >= 475.0)
         assert reasons_of_drops(live) <= {"stopped"}
         live.patch("learner", slowdown=3.0)  # it leaves the cores to others
         nothing_is_lost_with_a_link_that_is_down_for_less_than_the_lease(live, network)

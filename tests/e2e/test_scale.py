@@ -20,7 +20,7 @@ from tianflow.launchers.remote import RemoteHost
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ACTORS, HOSTS, BATCH, BOUND = 128, 8, 32, 4
-EACH = 15
+EACH = 30
 """Trajectories of everyone that are counted."""
 TURN_S = 0.1
 """Processor time of one callback of the coordinator's loop. They take up to some milliseconds; what

@@ -318,8 +318,8 @@ def test_a_config_that_names_what_it_may_not_or_what_does_not_exist_is_refused_a
 ) -> None:
     with service(tmp_path / "runs") as served:
         for env in ("os:system", "Nope-v1"):
-            told = served.tell("submit", "cartpole_ppo", f"env.id={env}")
-            assert 2 == told.returncode
-            assert told.stderr.startswith(f"env.id = '{env}'")
+            refused = served.tell("submit", "cartpole_ppo", f"env.id={env}")
+            assert 2 == refused.returncode
+            assert refused.stderr.startswith(f"env.id = '{env}'")
             assert [] == served.get("/api/v1/runs")[1]["runs"]
             assert [] == served.descendants()

@@ -18,7 +18,6 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun, run
 from tests.e2e.test_replay import APEX, held_beyond, sound, total
-from tests.support.effort import FACTOR, FULL
 from tests.support.machines import Machine, machines, require_machines
 from tests.support.nodes import NodeProcess, nodes
 from tests.support.oracle import uses
@@ -75,7 +74,7 @@ def wide_run(
         "env": {
             "id": "tests.support.oracle:WideEchoEnv",
             "num_envs": 2,
-            "kwargs": {"width": WIDTH, "seconds": 0.004, "jitter": False},
+            "kwargs": {"width": WIDTH, "seconds": 0.002, "jitter": False},
         },
         "algorithm": {
             "name": "benchmarks.lib.oracle:ReplayOracle",
@@ -87,7 +86,7 @@ def wide_run(
             "shards": 2,
             "capacity": 2000,
             "min_size": 200,
-            "samples_per_insert": 0.5,
+            "samples_per_insert": 0.25,
         },
         "placement": {"launcher": "nodes", "affinity": "none"},
         "cluster": {"expect": 2, "lease_s": LEASE_S, "replay": "nodes"},
@@ -156,8 +155,7 @@ def test_trajectories_go_straight_to_the_node_of_their_shard_and_its_loss_costs_
         slack = 0.1 * found["direct"]
         assert found["far sent"] <= found["direct"] + slack
         assert found["store received"] >= found["direct"] - slack
-        # The counter of draws is a second old. Trajectories over the head would add all of them.
-        assert found["head received"] <= found["draws"] + 0.5 * found["direct"]
+        assert found["head received"] <= found["draws"] + slack
         metrics = sound(live)
         assert metrics["trajectories_dropped_total", "shard_lost"] == 0
 
@@ -223,9 +221,7 @@ def test_trajectories_go_straight_to_the_node_of_their_shard_and_its_loss_costs_
 
 
 def test_apex_learns_with_its_shards_on_a_node(tmp_path: Path) -> None:
-    """It reaches 100, ten times what it begins with; 200 in a long look. The 475 of its config take
-    much longer.
-    """
+    """It reaches 200. The 475 of its config take twice as long."""
     require_machines()
     with (
         machines("head", "far", "store") as network,
@@ -236,7 +232,7 @@ def test_apex_learns_with_its_shards_on_a_node(tmp_path: Path) -> None:
             base={"placement.affinity": "none"},
             **ON_NODES,
             replay__shards=2,
-            run__target_return=200.0 if FACTOR >= FULL else 100.0,
+            run__target_return=200.0,
             evaluation__every_s=2.0,
             evaluation__episodes=20,
         ) as live,

@@ -96,9 +96,9 @@ def measured(live: LiveRun) -> Seen:
 def forecast(live: LiveRun, *changes: str) -> Seen:
     """What the history of ``live`` tells of it, with ``changes``."""
     config = str(live.directory / "config.toml")
-    told = tianflow(live, "simulate", config, *changes, "--like", live.name, *UPDATES, "--json")
-    assert 0 == told.exit_code, told.output
-    outcome = json.loads(told.stdout)
+    result = tianflow(live, "simulate", config, *changes, "--like", live.name, *UPDATES, "--json")
+    assert 0 == result.exit_code, result.output
+    outcome = json.loads(result.stdout)
     log.info(
         "forecast%s: %s",
         "".join(f" {change}" for change in changes),
@@ -127,13 +127,13 @@ def oracle(
     ids=["trajectories vary", "updates vary, too"],
 )
 def test_a_steady_run_is_forecast_within_a_tenth(tmp_path: Path, algorithm: str) -> None:
-    """Throughput and mean staleness, from where its time went alone: nothing of either is told to
+    """Throughput and mean staleness, from where its time went alone: nothing of either is result to
     the simulation.
     """
     with oracle(tmp_path, {}, algorithm=algorithm) as live:
-        seen, told = measured(live), forecast(live)
-    log.info("seen %s, forecast %s", seen, told)
-    assert seen.near() == (told.pace, told.age)
+        seen, result = measured(live), forecast(live)
+    log.info("seen %s, forecast %s", seen, result)
+    assert seen.near() == (result.pace, result.age)
 
 
 def test_the_pace_of_a_run_in_which_nothing_varies_is_forecast_within_a_tenth(
@@ -145,9 +145,9 @@ def test_the_pace_of_a_run_in_which_nothing_varies_is_forecast_within_a_tenth(
     with oracle(
         tmp_path, {"env__kwargs": STEADY}, algorithm="tests.e2e.steady:SteadyOracle"
     ) as live:
-        seen, told = measured(live), forecast(live)
-    log.info("seen %s, forecast %s", seen, told)
-    assert (seen.near()[0], True) == (told.pace, 0 < seen.age <= BOUND >= told.age > 0)
+        seen, result = measured(live), forecast(live)
+    log.info("seen %s, forecast %s", seen, result)
+    assert (seen.near()[0], True) == (result.pace, 0 < seen.age <= BOUND >= result.age > 0)
 
 
 @pytest.fixture(scope="module")

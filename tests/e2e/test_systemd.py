@@ -170,8 +170,10 @@ class Machine:
         """
 
         def trained() -> bool:
-            told = self.does("tail", "-n1", f"{RUNS}/kept/{NAME}", check=False)
-            row = json.loads(told) if told.endswith("\n") else {"time": -1.0, "updates": -1}
+            last_line = self.does("tail", "-n1", f"{RUNS}/kept/{NAME}", check=False)
+            row = (
+                json.loads(last_line) if last_line.endswith("\n") else {"time": -1.0, "updates": -1}
+            )
             return bool(row["time"] > since and row["updates"] >= number)
 
         until(f"{number} updates", trained, within_s=START_S, tell=self.journal)
