@@ -19,7 +19,7 @@ def main() -> None:
         run()
     finally:
         # While it ends, the interpreter looks for garbage in all modules several times, which
-        # takes 0.4 s with PyTorch. Once is enough.
+        # takes 0.3 s with PyTorch. Once is enough.
         with suppress(KeyboardInterrupt):  # the exit code is known
             gc.collect()
             gc.freeze()

@@ -307,6 +307,19 @@ async def test_a_malformed_message_is_an_error_and_the_messages_around_it_arrive
     assert "Word" in str(error)
 
 
+@pytest.mark.parametrize("packet", [b"\x93", b"\x07", b"\xc1\xc1\xc1", b"\x81\x01\x02"])
+async def test_a_malformed_packet_is_an_error_and_the_next_packet_arrives(
+    packet: bytes, ends: Pair
+) -> None:
+    """Truncated, a number, a part that is not msgpack, a map."""
+    us, them = ends
+    us.link._end.send(packet)
+    us.link.send(Word("after"))
+    await them.until(lambda: len(them.heard) == 1)
+    assert words("after") == them.heard
+    assert [BrokenChannelError] == [type(error) for error in them.failures]
+
+
 async def test_what_a_handler_raises_is_given_to_the_owner_and_the_next_message_arrives(
     ends: Pair,
 ) -> None:

@@ -135,7 +135,7 @@ def _run(words: Sequence[str]) -> int:
             sys.stderr.write(f"{end.code}\n")
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
-        threading._shutdown()  # type: ignore[attr-defined]  # other threads end first, as ever
+        threading._shutdown()  # type: ignore[attr-defined]  # as at the end of an interpreter
     return 0
 
 

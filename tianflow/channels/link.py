@@ -166,17 +166,8 @@ class Link:
             self.close()
             self._closed()
             return False
-        if packet.startswith(PART):
-            self._unpacker.feed(memoryview(packet)[len(PART) :])
-            for turn in self._unpacker:
-                self._handle_turn(turn)
-        else:
-            self._handle_turn(msgpack.unpackb(packet, use_list=True, strict_map_key=False))
-        return True
-
-    def _handle_turn(self, turn: list[Any]) -> None:
         decode, handle = self._decode, self._handle
-        for values in turn:
+        for values in self._messages(packet):
             try:
                 handle(decode(values))
             except Exception as error:
@@ -185,6 +176,22 @@ class Link:
                 self._failed(error)
             if not self._open:
                 break
+        return True
+
+    def _messages(self, packet: bytes) -> list[Any]:
+        """The messages of the turn that ``packet`` completes. A packet that is not an array of
+        msgpack is one message, which `_decode` refuses.
+        """
+        turn: Any
+        try:
+            if packet.startswith(PART):
+                self._unpacker.feed(memoryview(packet)[len(PART) :])
+                turn = next(self._unpacker, [])
+            else:
+                turn = msgpack.unpackb(packet, use_list=True, strict_map_key=False)
+        except (ValueError, msgpack.UnpackException):
+            turn = packet
+        return turn if isinstance(turn, list) else [turn]
 
     def drain(self) -> None:
         """Handle everything that has arrived: the last messages of a peer that is gone."""
