@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.algorithms import test_off_policy as off_policy
 from tests.algorithms import test_on_policy as on_policy
-from tianflow.algorithms.common.graphs import WARM_UP, GraphedStep
-from tianflow.algorithms.common.single_pass import wants_graphs
+from tianflow.algorithms.common.graphs import WARM_UP, GraphedStep, wants_graphs
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError
 from tianflow.interfaces import LearnerBatch, StepResult
@@ -65,6 +67,19 @@ def test_other_shapes_or_types_get_a_graph_of_their_own() -> None:
         for _ in range(4):
             assert torch.equal(2 * inputs, step({"x": inputs})["y"])
     assert (3, 6) == (capture.made, capture.replayed)
+
+
+def test_another_key_gets_a_graph_and_the_last_ones_are_kept() -> None:
+    """The key stands for a number that a graph repeats."""
+    factor, capture = 1, Repeats()
+
+    def times(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": factor * inputs["x"]}
+
+    step = GraphedStep(times, kept=2, capture=capture)
+    for factor in [1, 2] * 4 + [3] * 3 + [2, 1]:
+        assert step({"x": torch.ones(1)}, factor)["y"].item() == factor
+    assert (3, 6) == (capture.made, capture.replayed)  # the last call of 1 has no graph any more
 
 
 def refuses(step: Callable[[], Mapping[str, Tensor]]) -> Any:
@@ -135,6 +150,60 @@ def test_updates_by_graph_follow_live_settings_and_undo_what_is_not_finite(
     assert (1, UPDATES - WARM_UP) == (capture.made, capture.replayed)
     assert_same(found, expected)
     on_policy.same_state(plain.state_dict(), graphed.state_dict())
+
+
+def updated(learner: Any, batches: list[dict[str, Tensor]]) -> list[StepResult]:
+    """Updates with live settings that change; one is not finite."""
+    results = []
+    for number, arrays in enumerate(batches):
+        learner.set_live(LIVE[number % len(LIVE)][0], 0.0)
+        if number == UPDATES // 2:
+            changed = learner.settings.model_copy(update={"discount": 0.5})
+            learner.set_settings(changed, learner.updates)
+        given = {name: array.to(learner.device) for name, array in arrays.items()}
+        if number == BROKEN:
+            given["reward"] = torch.full_like(given["reward"], math.nan)
+        results.append(learner.step(LearnerBatch(given)))
+    return results
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("dqn", 1), ("sac", 1), ("td3", 2)])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_updates_of_replay_algorithms_by_graph_are_those_without(
+    name: str, kinds: int, normalise: bool
+) -> None:
+    """TD3's updates are of two kinds. A setting that changes makes other graphs."""
+    plain, graphed = (off_policy.made(name, normalise=normalise)[1] for _ in range(2))
+    capture = Repeats()
+    graphed.use_graphs(capture=capture)
+    batches = [off_policy.windows(name, seed=seed) for seed in range(UPDATES)]
+    found, expected = updated(graphed, batches), updated(plain, batches)
+    assert_same(found, expected)
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one.priorities, other.priorities)
+    off_policy.same_state(plain.state_dict(), graphed.state_dict())
+    # gradients before and after the change, and optimisers, which know nothing of settings
+    assert 3 * kinds == capture.made
+
+
+def test_a_statistic_that_is_no_tensor_prevents_a_graph_of_gradients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A graph would repeat the number of one update."""
+    _, learner = off_policy.made("dqn")
+    inner, count = learner.compute_gradients, iter(range(10))
+
+    def compute(arrays: Any) -> Any:
+        found = inner(arrays)
+        return replace(found, statistics={**found.statistics, "mine": next(count)})
+
+    learner.compute_gradients = compute
+    learner.use_graphs(capture=Repeats())
+    for number in range(4):
+        found = learner.step(LearnerBatch(off_policy.windows("dqn")))
+        assert number == found.statistics["mine"]
+    (warning,) = caplog.records
+    assert warning.error == "its result statistics/mine is no tensor"  # type: ignore[attr-defined]
 
 
 def test_batches_with_final_observations_are_trained_on_without_a_graph() -> None:
@@ -209,3 +278,22 @@ def test_updates_with_and_without_graphs_are_equal_on_a_gpu(
     resumed = on_policy.ALGORITHMS[algorithm].make_learner(settings, env, torch.device("cpu"))
     resumed.load_state_dict(learners["on"].state_dict())
     on_policy.same_state(learners["on"].state_dict(), resumed.state_dict())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_updates_of_replay_algorithms_with_and_without_graphs_are_equal_on_a_gpu(
+    name: str, precision: Any
+) -> None:
+    cuda = torch.device("cuda")
+    plain, graphed = (
+        off_policy.made(name, normalise=True, device=cuda, precision=precision, graphs=graphs)[1]
+        for graphs in ("off", "on")
+    )
+    batches = [off_policy.windows(name, seed=seed) for seed in range(UPDATES)]
+    assert_same(updated(graphed, batches), updated(plain, batches))
+    off_policy.same_state(plain.state_dict(), graphed.state_dict())
+    _, resumed = off_policy.made(name, normalise=True)
+    resumed.load_state_dict(graphed.state_dict())
+    off_policy.same_state(graphed.state_dict(), resumed.state_dict())

@@ -21,7 +21,13 @@ from tianflow.algorithms.dqn import DQN
 from tianflow.algorithms.r2d2 import R2D2, first_row, trained_rows, unroll, zero_undefined
 from tianflow.algorithms.sac import SAC
 from tianflow.algorithms.td3 import TD3
-from tianflow.config.model import Config, EnvSettings, NetworkSettings, NormalisationSettings
+from tianflow.config.model import (
+    Config,
+    EnvSettings,
+    LearnerSettings,
+    NetworkSettings,
+    NormalisationSettings,
+)
 from tianflow.config.off_policy import (
     DQNSettings,
     OffPolicySettings,
@@ -66,6 +72,8 @@ def made(
     seed: int = 1,
     device: torch.device = CPU,
     leaves: tuple[LeafSpec, ...] | None = None,
+    precision: Any = "fp32",
+    graphs: Any = "auto",
     **changes: Any,
 ) -> tuple[Any, Any]:
     """Policy and learner with equal weights."""
@@ -81,6 +89,7 @@ def made(
         env=env,
         algorithm=settings,
         network=NetworkSettings(hidden=(16,), lstm=7 if name == "r2d2" else 0),
+        learner=LearnerSettings(precision=precision, graphs=graphs),
     )
     config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     policy, learner = (
@@ -499,7 +508,8 @@ def test_no_gradient_flows_through_targets(name: str) -> None:
     have one.
     """
     _, learner = made(name)
-    learner.compute_gradients(windows(name))
+    arrays = windows(name)
+    learner.compute_gradients({**arrays, **learner.noise(arrays)})
     targets = [
         getattr(learner, part)
         for part in ("target", "target_critics", "target_actor")
@@ -654,7 +664,7 @@ def test_the_gradient_of_the_actor_reaches_no_critic(name: str) -> None:
     _, learner = made(name)
     arrays = windows(name)
     arrays["weight"][:] = 0.0
-    learner.compute_gradients(arrays)
+    learner.compute_gradients({**arrays, **learner.noise(arrays)})
     assert 0.0 == learner.critics.norm()
     assert learner.model.norm() > 0.0
 

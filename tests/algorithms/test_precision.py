@@ -70,13 +70,6 @@ def learners(settings: Config, spec: Any) -> tuple[Any, Any]:
     )
 
 
-def replaying(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A replay learner in bfloat16."""
-    with monkeypatch.context() as patch:
-        patch.setattr(off_policy, "Config", lambda **sections: Config(**sections, learner=BF16))
-        return off_policy.made(name)[1]
-
-
 def first_gradient(learner: Any, batch: LearnerBatch, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """The gradient of the first optimiser step of an update, clipped."""
     gradients: list[Tensor] = []
@@ -191,7 +184,7 @@ def test_log_probabilities_targets_and_losses_are_float32(
 def test_targets_and_losses_from_replay_are_float32(
     name: str, module: str, others: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = replaying(name, monkeypatch)
+    learner = off_policy.made(name, precision="bf16")[1]
     layers, watch = emitted(learner), Watch(monkeypatch)
     watched = {"n_step_target", "weighted_loss", *others}
     for function in watched:
@@ -243,7 +236,7 @@ def test_its_gradient_from_replay_is_that_of_float32_within_a_tenth(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = LearnerBatch(off_policy.windows(name))
-    whole, half = off_policy.made(name)[1], replaying(name, monkeypatch)
+    whole, half = off_policy.made(name)[1], off_policy.made(name, precision="bf16")[1]
     expected, found = (first_gradient(learner, batch, monkeypatch) for learner in (whole, half))
     assert (
         0.0 < torch.linalg.vector_norm(found - expected) < 0.1 * torch.linalg.vector_norm(expected)

@@ -305,7 +305,7 @@ def test_the_number_of_actors_is_counted_at_the_start_only() -> None:
     ("overrides", "reason"),
     [
         (["algorithm.name=ppo"], "the update of ppo has no fixed shapes"),
-        (["algorithm.name=sac"], "the update of sac has no fixed shapes"),
+        (["algorithm.name=r2d2", "network.lstm=8"], "the update of r2d2 has no fixed shapes"),
         (["algorithm.name=impala", "learner.device=cpu"], "a CUDA graph needs a GPU"),
         (
             ["algorithm.name=a2c", "learner.ranks=2", "algorithm.batch_trajectories=2"],

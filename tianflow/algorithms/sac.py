@@ -87,7 +87,6 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
         settings = config.algorithm
         assert isinstance(settings, SACSettings)
         super().__init__(_make_model(config, spec, device), config, spec, settings, device)
-        self._size = action_size(spec.action)
         self._make_retained = partial(_make_model, config, spec, device)
         self._retained: QModel[SquashedGaussian] | None = None
         self.log_temperature = torch.full(
@@ -103,10 +102,14 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
                 (TableEntry("log_temperature", (1,), "float32", 0, 4),), 4
             )
 
+    def noise(self, arrays: Tree) -> Tree:
+        """Of the actions after and at the beginning of windows, [n, D]."""
+        return {name: self.normal(arrays) for name in ("noise/after", "noise/first")}
+
     def compute_gradients(self, arrays: Tree) -> UpdateParts:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
-        critics = self.critic_gradients(part)
-        action, log_prob = self._sample(part.observation)
+        critics = self.critic_gradients(part, arrays["noise/after"])
+        action, log_prob = self._sample(part.observation, arrays["noise/first"])
         value = self.forward(self.critics.network, part.observation, action).amin(0)
         actor_loss = masked_mean(self._temperature() * log_prob - value, part.learned)
         self.actor_gradient(actor_loss)
@@ -130,12 +133,12 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
             part.learned.sum(), norms, statistics, priority(critics.error, part.learned)
         )
 
-    def bootstrap(self, part: Transitions) -> Tensor:
+    def bootstrap(self, part: Transitions, noise: Tensor) -> Tensor:
         """``min_i Q_i(after, a) - temperature log pi(a)`` for a new sample a of the policy.
 
         Source: arXiv 1812.05905, eq. 3 and 6.
         """
-        action, log_prob = self._sample(part.after)
+        action, log_prob = self._sample(part.after, noise)
         value: Tensor = self.forward(self.target_critics.network, part.after, action).amin(0)
         return value - self._temperature() * log_prob
 
@@ -170,9 +173,9 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
             )
             return squashed_kl(retained, current).mean().item()
 
-    def _sample(self, observation: Tree) -> tuple[Tensor, Tensor]:
+    def _sample(self, observation: Tree, noise: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.forward(self.model.network, observation).chunk(2, -1)
-        return squashed_sample(mean, log_std, self.normal(*mean.shape))
+        return squashed_sample(mean, log_std, noise)
 
     def _temperature(self) -> Tensor:
         return self.log_temperature.exp()
@@ -180,7 +183,7 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
     def _target_entropy(self) -> float:
         wanted = self.settings.target_entropy
         assert wanted is not None
-        return -float(self._size) if wanted == "auto" else wanted
+        return -float(self.action_size) if wanted == "auto" else wanted
 
 
 class SAC:

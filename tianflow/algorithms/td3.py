@@ -79,6 +79,8 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
     The actor's gradient is taken at the critics before the update.
     """
 
+    kinds = 2
+
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         settings = config.algorithm
         assert isinstance(settings, TD3Settings)
@@ -86,9 +88,17 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
         self.target_actor = TargetNetwork(self.model)
         self.saved_tensors["target_actor"] = self.target_actor.parameters
 
+    def kind(self) -> int:
+        """1 if the update also updates the actor and the targets, else 0."""
+        return int(self.updates % self.settings.policy_delay == 0)
+
+    def noise(self, arrays: Tree) -> Tree:
+        """Of the target actions, [n, D]."""
+        return {"noise": self.normal(arrays)}
+
     def compute_gradients(self, arrays: Tree) -> UpdateParts:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
-        critics = self.critic_gradients(part)
+        critics = self.critic_gradients(part, arrays["noise"])
         norms = {"critics": self.critics.norm()}
         statistics = {
             "loss": critics.loss,
@@ -96,7 +106,7 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
             "td_error": masked_mean(critics.error, part.learned),
             "q_value": critics.value,
         }
-        if self.updates % self.settings.policy_delay == 0:
+        if self.kind():
             action = self.forward(self.model.network, part.observation)
             loss = -masked_mean(
                 self.forward(self.critics.network, part.observation, action)[0], part.learned
@@ -108,18 +118,18 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
             part.learned.sum(), norms, statistics, priority(critics.error, part.learned)
         )
 
-    def bootstrap(self, part: Transitions) -> Tensor:
+    def bootstrap(self, part: Transitions, noise: Tensor) -> Tensor:
         """``min_i Q_i(after, clip(pi(after) + clipped noise))`` of the target networks.
 
         Source: arXiv 1802.09477, eq. 14.
         """
         settings = self.settings
         action = self.forward(self.target_actor.network, part.after)
-        noise = (self.normal(*action.shape) * settings.target_noise).clamp(
+        smoothing = (noise * settings.target_noise).clamp(
             -settings.target_noise_clip, settings.target_noise_clip
         )
         value: Tensor = self.forward(
-            self.target_critics.network, part.after, (action + noise).clamp(-1.0, 1.0)
+            self.target_critics.network, part.after, (action + smoothing).clamp(-1.0, 1.0)
         ).amin(0)
         return value
 

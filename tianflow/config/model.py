@@ -325,8 +325,8 @@ class LearnerSettings(Section):
     A plug-in algorithm must apply this setting itself.
     """
     graphs: Literal["auto", "on", "off"] = "auto"
-    """CUDA graphs of updates on a GPU: of a2c and impala, with one rank. A graph starts the
-    hundreds of operations of an update with one call.
+    """CUDA graphs of updates on a GPU: of a2c, impala, dqn, sac and td3, with one rank. A graph
+    starts the hundreds of operations of an update with one call.
 
     auto: for shipped networks and algorithms. on: for plug-ins, too; their updates must compute
     with tensors only, since a graph repeats every other number. An update that cannot be captured

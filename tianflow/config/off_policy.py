@@ -172,6 +172,7 @@ class DQNSettings(QSettings):
     """
 
     splits_over_ranks: ClassVar[bool] = True
+    fixed_shapes: ClassVar[bool] = True
     ends_only: ClassVar[bool] = True
     name: str = "dqn"
     n_step: PositiveInt = 3
@@ -229,6 +230,7 @@ class ContinuousSettings(OffPolicySettings):
     """Settings of SAC and TD3: two critics, and slowly updated target networks."""
 
     live: ClassVar[tuple[str, ...]] = (*OffPolicySettings.live, "target_smoothing")
+    fixed_shapes: ClassVar[bool] = True
     ends_only: ClassVar[bool] = True
 
     learning_rate: ScheduledRate = 3e-4

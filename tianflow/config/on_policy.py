@@ -28,8 +28,9 @@ class AlgorithmSettings(Section):
     splits_over_ranks: ClassVar[bool] = False
     """True if the learner is a `tianflow.interfaces.SplitsOverRanks`."""
     fixed_shapes: ClassVar[bool] = False
-    """True if the update may be a CUDA graph: it is a
-    `tianflow.algorithms.common.single_pass.SinglePassLearner`, and computes with tensors only.
+    """True if the update may be a CUDA graph. Its learner is a
+    `tianflow.algorithms.common.single_pass.SinglePassLearner`, or a
+    `tianflow.algorithms.common.off_policy.OffPolicyLearner`, and computes with tensors only.
     """
 
     ends_only: ClassVar[bool] = False

@@ -17,10 +17,11 @@ from tianflow.algorithms.common.off_policy_models import (
     TargetNetwork,
     TrainedNetwork,
 )
+from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import ContinuousSettings
 from tianflow.core.payloads import EnvironmentSpec
-from tianflow.networks.q_values import ActionRange, Critics, seeded
+from tianflow.networks.q_values import ActionRange, Critics, action_size, seeded
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import n_step_target, weighted_loss
 
@@ -54,7 +55,7 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
             seeded(config.run.seed + 1, lambda: Critics(config.network, spec)), {}, device
         )
         self.target_critics = TargetNetwork(self.critics)
-        self.range = ActionRange(spec.action, device)
+        self.range, self.action_size = ActionRange(spec.action, device), action_size(spec.action)
         self.optimisers["critics"] = Optimiser(
             self.critics.buffer.parameters, self.critics.buffer.gradients, settings
         )
@@ -69,16 +70,17 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
         self.target_critics.follow(1.0)
 
     @abstractmethod
-    def bootstrap(self, part: Transitions) -> Tensor:
-        """The value of ``part.after`` [n]."""
+    def bootstrap(self, part: Transitions, noise: Tensor) -> Tensor:
+        """The value of ``part.after`` [n], given standard normal ``noise`` [n, D]."""
 
-    def critic_gradients(self, part: Transitions) -> CriticEvaluation:
+    def critic_gradients(self, part: Transitions, noise: Tensor) -> CriticEvaluation:
         """Add the gradient of the critics' loss to its buffer.
 
-        The loss is the sum of ``mean(weight error^2) / 2`` over both critics.
+        The loss is the sum of ``mean(weight error^2) / 2`` over both critics. ``noise``: see
+        `bootstrap`.
         """
         with torch.no_grad():
-            target = n_step_target(part.step, self.bootstrap(part))
+            target = n_step_target(part.step, self.bootstrap(part, noise))
         values: Tensor = self.forward(
             self.critics.network, part.observation, self.range.scaled(part.action)
         )
@@ -94,6 +96,9 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
         """Add the gradient of the actor's loss to the actor's buffer only."""
         torch.autograd.backward(loss, inputs=self._actor_parameters)
 
-    def normal(self, *shape: int) -> Tensor:
-        """Standard normal noise from the learner's generator."""
+    def normal(self, arrays: Tree) -> Tensor:
+        """Standard normal noise for each window of ``arrays``, [n, D], from the learner's
+        generator.
+        """
+        shape = (arrays["valid"].shape[1], self.action_size)
         return torch.randn(*shape, generator=self.generator).to(self.device)

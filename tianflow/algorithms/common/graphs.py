@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
+from tianflow.config.networks import BUILT_IN
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 
@@ -35,6 +39,27 @@ def captured(step: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
     return graph.replay, results
 
 
+def wants_graphs(config: Config) -> bool:
+    """True if an update on a GPU is to be a CUDA graph.
+
+    A plug-in may compute with numbers that change, which a graph would not notice, so it has to be
+    asked for.
+    """
+    shipped = config.algorithm.name in BUILT_IN_ALGORITHMS and config.network.name in BUILT_IN
+    wanted = config.learner.graphs == "on" or (config.learner.graphs == "auto" and shipped)
+    return wanted and config.algorithm.fixed_shapes
+
+
+@dataclass(slots=True)
+class _Variant:
+    """The calls of a step that do the same operations, and their graph once it is made."""
+
+    calls: int = 0
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    results: Tensors = field(default_factory=dict)
+    replay: Callable[[], None] | None = None
+
+
 class GraphedStep:
     """A function of tensors that is called as a CUDA graph, from its third call on.
 
@@ -43,12 +68,13 @@ class GraphedStep:
     numbers are those of the call that was captured. It must not wait for the GPU. Inputs are copied
     to memory of the graph, and the next call overwrites the results.
 
-    Inputs of other shapes make another graph in place of the one before. A step that cannot be
-    captured is called without a graph.
+    Inputs of other shapes, and another key, make another graph. A step that cannot be captured is
+    called without a graph.
 
     Args:
         step: {name: tensor} -> {name: tensor}, all on one GPU.
         required: True: it is an error if the step cannot be captured.
+        kept: number of graphs that are kept: those of the last calls.
         capture: see `Capture`.
     """
 
@@ -57,49 +83,57 @@ class GraphedStep:
         step: Callable[[Tensors], Tensors],
         *,
         required: bool = False,
+        kept: int = 1,
         capture: Capture = captured,
     ) -> None:
-        self._step, self._required, self._capture = step, required, capture
-        self._possible, self._calls = True, 0
-        self._shapes: object = None
-        self._inputs: dict[str, Tensor] = {}
-        self._results: Tensors = {}
-        self._replay: Callable[[], None] | None = None
+        self._step, self._required, self._kept, self._capture = step, required, kept, capture
+        self._possible = True
+        self._variants: OrderedDict[Hashable, _Variant] = OrderedDict()
 
-    def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
+    def __call__(self, inputs: Tensors, key: Hashable = None) -> dict[str, Tensor]:
         """The results of the step on ``inputs``.
+
+        ``key`` stands for everything else that it computes with and that may change.
 
         Raises:
             ConfigError: the step cannot be captured, and that is required.
         """
-        replay = self._graph_for(inputs)
-        if replay is None:
-            return dict(self._step(inputs))
+        variant = self._variant_of(inputs, key)
+        if variant.replay is None:
+            found = dict(self._step(inputs))
+            others = [name for name, value in found.items() if not isinstance(value, Tensor)]
+            if others and self._possible:
+                self._give_up(f"its result {others[0]} is no tensor")
+            return found
         for name, tensor in inputs.items():
-            self._inputs[name].copy_(tensor)
-        replay()
-        return dict(self._results)
+            variant.inputs[name].copy_(tensor)
+        variant.replay()
+        return dict(variant.results)
 
-    def _graph_for(self, inputs: Tensors) -> Callable[[], None] | None:
-        """What computes the step on `_inputs`, made if it is due; None without a graph."""
-        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in inputs.items()}
-        if shapes != self._shapes:
-            self._shapes, self._calls, self._replay = shapes, 0, None
-            self._inputs, self._results = {}, {}
-        self._calls += 1
-        if self._replay is None and self._possible and self._calls > WARM_UP:
-            self._make_graph(inputs)
-        return self._replay
+    def _variant_of(self, inputs: Tensors, key: Hashable) -> _Variant:
+        """The variant that computes the step on ``inputs``, with a graph if it is due."""
+        shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
+        variant = self._variants.setdefault((shapes, key), _Variant())
+        self._variants.move_to_end((shapes, key))
+        if len(self._variants) > self._kept:
+            self._variants.popitem(last=False)
+        variant.calls += 1
+        if variant.replay is None and self._possible and variant.calls > WARM_UP:
+            self._make_graph(variant, inputs)
+        return variant
 
-    def _make_graph(self, inputs: Tensors) -> None:
-        self._inputs = {name: torch.empty_like(tensor) for name, tensor in inputs.items()}
+    def _make_graph(self, variant: _Variant, inputs: Tensors) -> None:
+        variant.inputs = {name: torch.empty_like(tensor) for name, tensor in inputs.items()}
         try:
-            self._replay, self._results = self._capture(lambda: self._step(self._inputs))
+            variant.replay, variant.results = self._capture(lambda: self._step(variant.inputs))
         except RuntimeError as error:
-            self._possible, self._inputs = False, {}
-            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            if self._required:
-                reason = f"the update cannot be captured as a CUDA graph: {why}"
-                found = Problem("learner.graphs", "on", reason, "auto, or off")
-                raise ConfigError([found]) from error
-            log.warning("the update is computed without a CUDA graph", error=why)
+            variant.inputs = {}
+            self._give_up(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+
+    def _give_up(self, why: str) -> None:
+        """Make no graphs from now on."""
+        self._possible = False
+        if self._required:
+            reason = f"the update cannot be captured as a CUDA graph: {why}"
+            raise ConfigError([Problem("learner.graphs", "on", reason, "auto, or off")])
+        log.warning("the update is computed without a CUDA graph", error=why)

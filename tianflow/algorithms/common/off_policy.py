@@ -6,13 +6,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tianflow.algorithms.common.graphs import (
+    Capture,
+    GraphedStep,
+    Tensors,
+    captured,
+    wants_graphs,
+)
 from tianflow.algorithms.common.off_policy_models import Module, Optimiser, QModel
 from tianflow.algorithms.common.parameter_buffer import require_same_arrays
 from tianflow.algorithms.common.precision import ActingNetwork, arithmetic, forward_in
@@ -137,6 +144,25 @@ class UpdateParts:
     statistics: Mapping[str, Any]
     priorities: Tensor
 
+    def named(self) -> dict[str, Any]:
+        """All fields by name, for `of`."""
+        return {
+            "samples": self.samples,
+            "priorities": self.priorities,
+            **{f"norms/{name}": norm for name, norm in self.norms.items()},
+            **{f"statistics/{name}": value for name, value in self.statistics.items()},
+        }
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> UpdateParts:
+        """The result whose fields are `named` so."""
+        return cls(
+            samples=fields["samples"],
+            norms=subtree(fields, "norms/"),
+            statistics=subtree(fields, "statistics/"),
+            priorities=fields["priorities"],
+        )
+
 
 class OffPolicyLearner(ABC, Generic[Module, Settings]):
     """Learner; `tianflow.interfaces.Algorithm`. A subclass implements gradients and target updates.
@@ -144,7 +170,14 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
     Updates are atomic: all gradients are computed before any parameter changes. If one of them is
     not finite, or the update is stopped, only the gradient buffers were written, and they are
     cleared.
+
+    On a GPU, an update may be two CUDA graphs: one of the gradients, one of the optimisers.
+
+    Attributes:
+        kinds: number of kinds of updates, see `kind`.
     """
+
+    kinds: ClassVar[int] = 1
 
     def __init__(
         self, model: QModel[Module], config: Config, settings: Settings, device: torch.device
@@ -166,10 +199,31 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         """Tensors in a checkpoint, except those of optimisers."""
         self.tables: dict[str, WeightsTable] = {"flat": self.table}
         """Names of what another run can take: `tianflow.interfaces.TransfersParameters`."""
+        self._gradients: GraphedStep | None = None
+        self._descent: GraphedStep | None = None
+        self._keyed: tuple[Settings, str] | None = None
+        if device.type == "cuda" and wants_graphs(config):
+            self.use_graphs(required=config.learner.graphs == "on")
+
+    def use_graphs(self, *, required: bool = False, capture: Capture = captured) -> None:
+        """Compute updates as CUDA graphs from now on: `GraphedStep`."""
+        self._gradients = GraphedStep(
+            lambda arrays: self.compute_gradients(arrays).named(),
+            required=required,
+            kept=self.kinds,
+            capture=capture,
+        )
+        self._descent = GraphedStep(
+            self._descend, required=required, kept=self.kinds, capture=capture
+        )
 
     @abstractmethod
     def compute_gradients(self, arrays: Tree) -> UpdateParts:
-        """Gradients and statistics of a batch at the current parameters, which stay unchanged."""
+        """Gradients and statistics of a batch at the current parameters, which stay unchanged.
+
+        It computes with ``arrays``, which include those of `noise`, `settings`, tensors of this
+        learner, and `kind`.
+        """
 
     @abstractmethod
     def after_step(self) -> None:
@@ -182,6 +236,16 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
     @abstractmethod
     def exploration(self, settings: Settings, updates: int) -> Mapping[str, float]:
         """Exploration scalars after ``updates`` updates."""
+
+    def noise(self, arrays: Tree) -> Tree:  # noqa: ARG002 - this one needs none
+        """Random numbers of the update on ``arrays``, from the learner's generator. Default:
+        none.
+        """
+        return {}
+
+    def kind(self) -> int:
+        """Kind of the next update, below `kinds`. Updates of one kind do the same operations."""
+        return 0
 
     def normaliser_input(self, arrays: Tree) -> tuple[Tree, Tensor]:
         """Input of normalisers: observations {leaf: [T, n, ...]} and valid rows [T, n]. Default:
@@ -225,8 +289,9 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         if should_stop():
             return StepResult(0, True, {})
         generator = self.generator.get_state()
+        arrays = {**batch.arrays, **self.noise(batch.arrays)}
         with arithmetic(self.device, self._precision):
-            found = self._over_ranks(self.compute_gradients(batch.arrays))
+            found = self._over_ranks(self._compute(arrays))
         scalars = {
             "samples": found.samples,
             **found.statistics,
@@ -243,12 +308,34 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
                 optimiser.gradients.zero_()
             self.generator.set_state(generator)
             return StepResult(count, False, statistics) if not finite else StepResult(0, True, {})
-        for name, norm in found.norms.items():
-            self.optimisers[name].descend(norm, self.learning_rate)
+        for name in found.norms:
+            self.optimisers[name].advance(self.learning_rate)
+        (self._descend if self._descent is None else self._descent)(found.norms)
         self.updates += 1
         self.after_step()
         self.model.observations.update(*self.normaliser_input(batch.arrays), self.ranks)
         return StepResult(count, True, statistics, found.priorities.cpu().numpy())
+
+    def _compute(self, arrays: Tree) -> UpdateParts:
+        """`compute_gradients`, as a CUDA graph where that is possible."""
+        if self._gradients is None or self.ranks.size > 1:
+            return self.compute_gradients(arrays)
+        return UpdateParts.of(self._gradients(arrays, (self.kind(), self._settings_key())))
+
+    def _settings_key(self) -> str:
+        """The settings that `compute_gradients` computes with."""
+        if self._keyed is None or self._keyed[0] is not self.settings:
+            self._keyed = (
+                self.settings,
+                self.settings.model_dump_json(exclude={"learning_rate"}),
+            )
+        return self._keyed[1]
+
+    def _descend(self, norms: Tensors) -> Tensors:
+        """Let the optimisers step whose gradients have these ``norms``."""
+        for name, norm in norms.items():
+            self.optimisers[name].descend(norm)
+        return {}
 
     def _over_ranks(self, found: UpdateParts) -> UpdateParts:
         """``found`` of the batches of all ranks. Their gradients are in the buffers.

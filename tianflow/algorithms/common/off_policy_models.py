@@ -92,8 +92,14 @@ class Optimiser:
         self.adam = Adam(parameters, gradients, epsilon=settings.adam_epsilon)
         self.parameters, self.gradients, self._limit = parameters, gradients, settings.max_grad_norm
 
-    def descend(self, norm: Tensor, learning_rate: float) -> None:
-        """Take one step against the gradient, whose norm is ``norm``, and clear the gradient."""
+    def advance(self, learning_rate: float) -> None:
+        """Begin the next step, of this ``learning_rate``."""
+        self.adam.advance(learning_rate)
+
+    def descend(self, norm: Tensor) -> None:
+        """End the step, against the gradient, whose norm is ``norm``, and clear the gradient. It
+        may be part of a CUDA graph.
+        """
         self.gradients.mul_((self._limit / (norm + 1e-6)).clamp(max=1.0))
-        self.adam.step(learning_rate)
+        self.adam.apply()
         self.gradients.zero_()

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.common.actor_critic import ActorCriticLearner, Samples, batch_statistics
-from tianflow.algorithms.common.graphs import GraphedStep, Tensors
+from tianflow.algorithms.common.graphs import GraphedStep, Tensors, wants_graphs
 from tianflow.algorithms.common.model import ActorCriticModel
 from tianflow.algorithms.common.update import never_stop
-from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
-from tianflow.config.networks import BUILT_IN
+from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.losses import masked_mean, policy_gradient_loss, value_loss
 from tianflow.ops.returns import Advantages
@@ -167,16 +166,6 @@ class SinglePassLearner(ActorCriticLearner):
             value.detach(),
             entropy.detach(),
         )
-
-
-def wants_graphs(config: Config) -> bool:
-    """True if an update on a GPU is to be a CUDA graph.
-
-    A plug-in may compute with numbers that change, which a graph would not notice, so it has to be
-    asked for.
-    """
-    shipped = config.algorithm.name in BUILT_IN_ALGORITHMS and config.network.name in BUILT_IN
-    return config.learner.graphs == "on" or (config.learner.graphs == "auto" and shipped)
 
 
 def _joined(chunks: Sequence[ChunkOutputs]) -> ChunkOutputs:
