@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 
 Tensors: TypeAlias = Mapping[str, Tensor]
+Step: TypeAlias = Callable[[Tensors], Mapping[str, Any]]
 Capture: TypeAlias = Callable[[Callable[[], Tensors]], tuple[Callable[[], None], Tensors]]
 """Captures a call without computing it. Returns what computes it, and the memory of its results."""
 
@@ -72,7 +73,8 @@ class GraphedStep:
     called without a graph.
 
     Args:
-        step: {name: tensor} -> {name: tensor}, all on one GPU.
+        step: {name: tensor} -> {name: tensor}, all on one GPU. With a result that is no tensor, it
+            has no graph.
         required: True: it is an error if the step cannot be captured.
         kept: number of graphs that are kept: those of the last calls.
         capture: see `Capture`.
@@ -80,7 +82,7 @@ class GraphedStep:
 
     def __init__(
         self,
-        step: Callable[[Tensors], Tensors],
+        step: Step,
         *,
         required: bool = False,
         kept: int = 1,
@@ -90,7 +92,7 @@ class GraphedStep:
         self._possible = True
         self._variants: OrderedDict[Hashable, _Variant] = OrderedDict()
 
-    def __call__(self, inputs: Tensors, key: Hashable = None) -> dict[str, Tensor]:
+    def __call__(self, inputs: Tensors, key: Hashable = None) -> dict[str, Any]:
         """The results of the step on ``inputs``.
 
         ``key`` stands for everything else that it computes with and that may change.
