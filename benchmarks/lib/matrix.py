@@ -95,6 +95,7 @@ class Matrix:
         table: formats records and cases as Markdown.
         out: file of the records. The table and the plot lie beside it.
         plot: draws the records into a file. None: there is no plot.
+        cores: number of cores of each run.
     """
 
     doc: str | None
@@ -102,6 +103,7 @@ class Matrix:
     table: Callable[[Sequence[Record], Sequence[Case]], str]
     out: Path
     plot: Callable[[Sequence[Record], Path], None] | None = None
+    cores: int = 2
 
 
 def settings_of(case: Case, seed: int) -> str:
@@ -144,6 +146,14 @@ def train(case: Case, seed: int) -> Record:
             for row in history.thinned(rows, POINTS)
         ]
     return Record(case.name, seed, settings, summary)
+
+
+def at(curve: Sequence[Sequence[float | None]], axis: int, place: float) -> float | None:
+    """Return the return at ``place`` on ``axis`` 0 or 1 of a curve of (seconds, steps, return):
+    that of the last point up to there.
+    """
+    known = [point for point in curve if point[2] is not None and (point[axis] or 0.0) <= place]
+    return known[-1][2] if known else None
 
 
 def read(path: Path) -> list[Record]:
@@ -190,7 +200,10 @@ def main(matrix: Matrix) -> int:
         "--seeds", type=int, help="number of seeds of each case (default: chosen by the case)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, help="number of runs at once, each on two cores of its own"
+        "--jobs",
+        type=int,
+        default=1,
+        help=f"number of runs at once, each on {matrix.cores} cores of its own",
     )
     parser.add_argument("--out", type=Path, default=matrix.out)
     given = parser.parse_args()
@@ -214,9 +227,9 @@ def main(matrix: Matrix) -> int:
         key=lambda run: run[1],
     )
     missing = [(case, seed) for case, seed in asked if (case.name, seed) not in recorded]
-    pairs = _pairs(given.jobs)
+    parts = _parts(given.jobs, matrix.cores)
     with ThreadPoolExecutor(
-        given.jobs, initializer=lambda: os.sched_setaffinity(0, pairs.get_nowait())
+        given.jobs, initializer=lambda: os.sched_setaffinity(0, parts.get_nowait())
     ) as pool:
         for future in as_completed([pool.submit(train, case, seed) for case, seed in missing]):
             try:
@@ -235,16 +248,16 @@ def main(matrix: Matrix) -> int:
     return 0 if all(_as_expected(case, records) for case in chosen) else 1
 
 
-def _pairs(count: int) -> queue.SimpleQueue[set[int]]:
-    """Return two cores for each of ``count`` workers, which their children inherit. Raises
+def _parts(count: int, size: int) -> queue.SimpleQueue[set[int]]:
+    """Return ``size`` cores for each of ``count`` workers, which their children inherit. Raises
     SystemExit if there are too few cores.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if count > 1 and len(cores) < 2 * count:
-        raise SystemExit(f"--jobs {count} needs {2 * count} cores; there are {len(cores)}")
+    if count > 1 and len(cores) < size * count:
+        raise SystemExit(f"--jobs {count} needs {size * count} cores; there are {len(cores)}")
     found: queue.SimpleQueue[set[int]] = queue.SimpleQueue()
     for index in range(count):
-        found.put(set(cores[2 * index : 2 * index + 2]))
+        found.put(set(cores[size * index : size * (index + 1)]))
     return found
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.matrix import Case, Matrix, Record, main
+from benchmarks.lib.matrix import Case, Matrix, Record, at, main
 from benchmarks.lib.results import RESULTS
 
 SECONDS = 420.0
@@ -46,14 +46,6 @@ def cases() -> tuple[Case, ...]:
         Case(name, "pong_impala", {**COMMON, **settings}, needed=None, curve=True)
         for name, settings in PRECISIONS.items()
     )
-
-
-def at(curve: Sequence[Sequence[float | None]], axis: int, place: float) -> float | None:
-    """Return the return at ``place`` on ``axis`` 0 or 1 of a curve of (seconds, steps, return):
-    that of the last point up to there.
-    """
-    known = [point for point in curve if point[2] is not None and (point[axis] or 0.0) <= place]
-    return known[-1][2] if known else None
 
 
 def table(records: Sequence[Record], _known: Sequence[Case]) -> str:

@@ -186,7 +186,7 @@ def test_updates_of_replay_algorithms_by_graph_are_those_without(
     assert 3 * kinds == capture.made
 
 
-def test_a_statistic_that_is_no_tensor_prevents_a_graph_of_gradients(
+def test_a_statistic_that_is_not_a_tensor_prevents_a_graph_of_gradients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A graph would repeat the number of one update."""
@@ -203,7 +203,7 @@ def test_a_statistic_that_is_no_tensor_prevents_a_graph_of_gradients(
         found = learner.step(LearnerBatch(off_policy.windows("dqn")))
         assert number == found.statistics["mine"]
     (warning,) = caplog.records
-    assert warning.error == "its result statistics/mine is no tensor"  # type: ignore[attr-defined]
+    assert warning.error == "its result statistics/mine is not a tensor"  # type: ignore[attr-defined]
 
 
 def test_batches_with_final_observations_are_trained_on_without_a_graph() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.lib import matrix
-from benchmarks.lib.matrix import POINTS, Record
-from benchmarks.studies.precision import SECONDS, at, cases, table
+from benchmarks.lib.matrix import POINTS, Record, at
+from benchmarks.studies.precision import SECONDS, cases, table
 from tianflow.config.loading import load_config
 
 CURVE = [(10.0, 1000, None), (170.0, 20_000, -20.5), (350.0, 40_000, -18.0), (539.0, 60_000, -9.0)]

@@ -73,7 +73,7 @@ class GraphedStep:
     called without a graph.
 
     Args:
-        step: {name: tensor} -> {name: tensor}, all on one GPU. With a result that is no tensor, it
+        step: {name: tensor} -> {name: tensor}, all on one GPU. With another result than tensors, it
             has no graph.
         required: True: it is an error if the step cannot be captured.
         kept: number of graphs that are kept: those of the last calls.
@@ -105,7 +105,7 @@ class GraphedStep:
             found = dict(self._step(inputs))
             others = [name for name, value in found.items() if not isinstance(value, Tensor)]
             if others and self._possible:
-                self._give_up(f"its result {others[0]} is no tensor")
+                self._give_up(f"its result {others[0]} is not a tensor")
             return found
         for name, tensor in inputs.items():
             variant.inputs[name].copy_(tensor)

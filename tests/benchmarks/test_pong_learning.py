@@ -1,0 +1,38 @@
+"""Tests of the study of learning on a GPU: its runs and its table."""
+
+from __future__ import annotations
+
+from benchmarks.lib.matrix import Record
+from benchmarks.studies.pong_learning import CASES, CORES, SECONDS, table
+from tianflow.config.loading import load_config
+
+
+def test_the_runs_keep_their_bound_with_every_actor_at_work() -> None:
+    """Three actors of each core fill as many batches as the bound allows versions."""
+    impala = [case for case in CASES if case.name.startswith("IMPALA")]
+    assert 2 == len(impala)
+    for case in impala:
+        config = load_config(case.config, case.settings(1))
+        assert 3 * CORES <= config.balance.max_staleness * config.algorithm.batch_trajectories
+        assert (SECONDS, None) == (config.run.max_seconds, config.run.target_return)
+    assert {"fp32", "tf32"} == {
+        load_config(case.config, case.settings(1)).learner.precision for case in impala
+    }
+
+
+def test_the_table_shows_returns_over_time_and_the_time_to_the_goal() -> None:
+    curve = [(5.0, 900, None), (100.0, 9_000, -20.0), (200.0, 20_000, 3.0), (400.0, 40_000, 16.0)]
+    summary = {
+        "env_steps": 51_000,
+        "steps_per_s": 100.0,
+        "updates": 70,
+        "staleness": {"mean": 2.5, "max": 4, "violations": 0},
+        "curve": curve,
+    }
+    (line,) = table([Record("IMPALA, fp32", 2, "", summary)], CASES).splitlines()[-1:]
+    assert line == (
+        "| IMPALA, fp32 | 2 | 51,000 | 100 | 70 | -20.0 | 3.0 | 3.0 | 16.0 | 400 | 2.50 | 4 | 0 |"
+    )
+    never = {**summary, "curve": curve[:3]}
+    (line,) = table([Record("Ape-X", 1, "", never)], CASES).splitlines()[-1:]
+    assert " | 3.0 | – | 2.50 | " in line
