@@ -69,14 +69,14 @@ def test_other_shapes_or_types_get_a_graph_of_their_own() -> None:
     assert (3, 6) == (capture.made, capture.replayed)
 
 
-def test_another_key_gets_a_graph_and_the_last_ones_are_kept() -> None:
+def test_another_key_gets_a_graph_and_the_last_ones_stay() -> None:
     """The key stands for a number that a graph repeats."""
     factor, capture = 1, Repeats()
 
     def times(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"y": factor * inputs["x"]}
 
-    step = GraphedStep(times, kept=2, capture=capture)
+    step = GraphedStep(times, graphs=2, capture=capture)
     for factor in [1, 2] * 4 + [3] * 3 + [2, 1]:
         assert step({"x": torch.ones(1)}, factor)["y"].item() == factor
     assert (3, 6) == (capture.made, capture.replayed)  # the last call of 1 has no graph any more

@@ -76,7 +76,7 @@ class GraphedStep:
         step: {name: tensor} -> {name: tensor}, all on one GPU. With another result than tensors, it
             has no graph.
         required: True: it is an error if the step cannot be captured.
-        kept: number of graphs that are kept: those of the last calls.
+        graphs: number of graphs that stay in memory: those of the last calls.
         capture: see `Capture`.
     """
 
@@ -85,10 +85,10 @@ class GraphedStep:
         step: Step,
         *,
         required: bool = False,
-        kept: int = 1,
+        graphs: int = 1,
         capture: Capture = captured,
     ) -> None:
-        self._step, self._required, self._kept, self._capture = step, required, kept, capture
+        self._step, self._required, self._graphs, self._capture = step, required, graphs, capture
         self._possible = True
         self._variants: OrderedDict[Hashable, _Variant] = OrderedDict()
 
@@ -117,7 +117,7 @@ class GraphedStep:
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
         variant = self._variants.setdefault((shapes, key), _Variant())
         self._variants.move_to_end((shapes, key))
-        if len(self._variants) > self._kept:
+        if len(self._variants) > self._graphs:
             self._variants.popitem(last=False)
         variant.calls += 1
         if variant.replay is None and self._possible and variant.calls > WARM_UP:

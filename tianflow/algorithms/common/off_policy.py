@@ -210,11 +210,11 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         self._gradients = GraphedStep(
             lambda arrays: self.compute_gradients(arrays).named(),
             required=required,
-            kept=self.kinds,
+            graphs=self.kinds,
             capture=capture,
         )
         self._descent = GraphedStep(
-            self._descend, required=required, kept=self.kinds, capture=capture
+            self._descend, required=required, graphs=self.kinds, capture=capture
         )
 
     @abstractmethod
