@@ -42,6 +42,7 @@ LONG = (
     "node_faults",
     "pong_gpu",
     "learner_gpu",
+    "scaling_gpu",
     "peers_cartpole",
     "peers_pong",
 )

@@ -28,6 +28,7 @@ MEMORY_POLL_S = 0.25
 AS_IN_HOSTS = (
     "benchmarks.workers.bare_loops",
     "benchmarks.workers.halves",
+    "benchmarks.workers.in_turn",
     "benchmarks.workers.lockstep",
     "benchmarks.workers.shards",
     "benchmarks.workers.updates",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -336,12 +337,16 @@ def _during(seconds: float) -> Iterator[None]:
 
 
 def main() -> None:
-    """Arguments: ``LOOP CONFIG SECONDS [section.key=value ...] [--core N]``."""
+    """Arguments: ``LOOP CONFIG SECONDS [section.key=value ...] [--core N] [--turns]``.
+
+    With ``--turns`` it measures once for each line of its input.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("loop", choices=sorted(LOOPS))
     parser.add_argument("config", type=Path)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--core", type=int)
+    parser.add_argument("--turns", action="store_true")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     if given.core is not None:
@@ -353,8 +358,10 @@ def main() -> None:
     torch.set_num_threads(1)
     work = LOOPS[given.loop](load_config(given.config, given.overrides))
     work()
-    child.wait_for_start()
-    child.report({"per_s": rate(work, given.seconds)})
+    if not given.turns:
+        child.wait_for_start()
+    for _ in sys.stdin if given.turns else (None,):
+        child.report({"per_s": rate(work, given.seconds)})
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def take_turns(works: Mapping[str, bare_loops.Work], seconds: float) -> dict[str
 
 def actor(config: Config) -> dict[str, bare_loops.Work]:
     """Return the stages of the actor's half. A unit is an environment step."""
-    vector = _make_vector(config)
+    vector = make_vector(config)
     observation, _ = vector.reset(seed=config.run.seed)
     return {
         "environment": _stepping(config, vector),
@@ -60,7 +60,7 @@ def actor(config: Config) -> dict[str, bare_loops.Work]:
     }
 
 
-def _make_vector(config: Config) -> Any:
+def make_vector(config: Config) -> Any:
     """Make the environment vector without the wrappers of `tianflow.envs.make`."""
     import gymnasium
 

@@ -51,18 +51,33 @@ only if all updates are alike.
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Seconds of training before the measurement, and seconds of the measurement."""
+    """Seconds of training before the measurement, and seconds of the measurement.
+
+    ``every_actor``: the seconds before the measurement begin when every actor has started. Without
+    it they begin with the first one.
+    """
 
     warm_s: float
     seconds: float
+    every_actor: bool = False
 
 
-def measure(config: str, overrides: Sequence[str], window: Window, scratch: Path) -> Values:
+def measure(
+    config: str,
+    overrides: Sequence[str],
+    window: Window,
+    scratch: Path,
+    cores: Sequence[int] = (),
+) -> Values:
     """Train ``config`` (a file in ``configs``, or a whole path) in a child process. Return rates
-    and shares over ``window``.
+    and shares over ``window``. The whole run stays on ``cores``, by default on all.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
-        arguments = (CONFIGS / config, window.warm_s, window.seconds, runs, *overrides)
+        arguments = (
+            *(("--every-actor",) if window.every_actor else ()),
+            *(("--cores", ",".join(map(str, cores))) if cores else ()),
+            *(CONFIGS / config, window.warm_s, window.seconds, runs, *overrides),
+        )
         return child.run(
             "benchmarks.workers.training",
             *arguments,
@@ -76,10 +91,19 @@ async def until_started(run: OpenRun) -> None:
         await asyncio.sleep(0.02)
 
 
+async def until_every_actor_started(run: OpenRun) -> None:
+    """Wait until every actor has started, or the run has ended."""
+    names = [f"actor-{index}" for index in range(run.control.config.actors.count)]
+    while run.control.state not in ENDED and not all(map(run.run.registry.was_started, names)):  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0.02)
+
+
 async def watch(config: Path, overrides: Sequence[str], window: Window, runs: Path) -> Values:
     """Run in the child: train, and stop after the window."""
     async with open_run(config, overrides, runs_dir=runs) as run:
         await until_started(run)
+        if window.every_actor:
+            await until_every_actor_started(run)
         await asyncio.sleep(window.warm_s)
         before, spent = run.control.statistics(), processor_seconds(run)
         await asyncio.sleep(window.seconds)
@@ -199,15 +223,18 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Arguments: those of `arguments`, then ``[section.key=value ...]``."""
+    """Arguments: ``[--every-actor] [--cores N,N...]``, those of `arguments`, then
+    ``[section.key=value ...]``.
+    """
     parser = arguments()
+    parser.add_argument("--every-actor", action="store_true")
+    parser.add_argument("--cores")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
-    child.report(
-        loops.run(
-            watch(given.config, given.overrides, Window(given.warm_s, given.seconds), given.runs)
-        )
-    )
+    if given.cores is not None:
+        os.sched_setaffinity(0, set(map(int, given.cores.split(","))))
+    window = Window(given.warm_s, given.seconds, given.every_actor)
+    child.report(loops.run(watch(given.config, given.overrides, window, given.runs)))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ from benchmarks.suites import (
     pong_gpu,
     readers,
     replay,
+    scaling_gpu,
     time_to_target,
     transports,
     weights,
@@ -582,6 +583,7 @@ MADE = [
         idle,
         readers,
         replay,
+        scaling_gpu,
         forecast,
         inference,
         peers_cartpole,
@@ -685,6 +687,46 @@ def test_actors_are_faster_than_the_learner_where_freshness_is_measured() -> Non
     assert ("freshest", 4) == (config.balance.controller, config.bound)
 
 
+def test_the_gain_from_cores_is_compared_with_that_of_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling_gpu.os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(scaling_gpu.Path, "exists", lambda _: True)
+    made = scaling_gpu.make(Plan(quick=False, rounds=1, scratch=tmp_path))
+    values: dict[str, Values] = {}
+    for count, trained, alone in ((1, 5.0, 10.0), (2, 9.0, 20.0), (4, 15.0, 40.0)):
+        values[scaling_gpu.run_on(count)] = {"trained_per_s": trained}
+        values[scaling_gpu.alone_on(count)] = {"environments": alone}
+    values |= {name: {"steps_per_s": 3.0} for name in scaling_gpu.IN_TURN}
+    assert set(values) == set(made.names)
+    assert [0.9, 0.75, 0.5, 0.45, 0.375, 5.0, 5.0] == [ratio.of(values) for ratio in made.ratios]
+    assert [0.9, 0.9, None, None, None, None, None] == [ratio.aim for ratio in made.ratios]
+
+
+def test_the_shipped_config_is_that_of_the_most_cores() -> None:
+    assert scaling_gpu.COUNTS[-1] == load_config(scaling_gpu.CONFIG).algorithm.batch_trajectories
+
+
+@pytest.mark.e2e
+def test_a_bare_loop_measures_once_for_each_line() -> None:
+    config = training.CONFIGS / "impala_cartpole.toml"
+    arguments = ("environments", config, 0.02, "--turns")
+    with child.Partner("benchmarks.workers.bare_loops", *arguments) as partner:
+        for _ in range(2):
+            partner.send("go")
+            assert partner.receive(timeout_s=60.0)["per_s"] > 0.0
+
+
+@pytest.mark.e2e
+def test_one_process_steps_acts_and_learns_in_turn() -> None:
+    found = child.run(
+        "benchmarks.workers.in_turn",
+        *(scaling_gpu.CONFIG, 0.02, "cpu", "env.num_envs=2", "actors.rollout_steps=4"),
+        timeout_s=60.0,
+    ).answer
+    assert found["steps_per_s"] > 0.0
+
+
 def test_carriers_that_are_not_installed_are_skipped_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -706,7 +748,7 @@ def test_mpi4py_is_skipped_without_mpiexec(monkeypatch: pytest.MonkeyPatch) -> N
     assert ("mpi4py",) == transports.missing_carriers()
 
 
-@pytest.mark.parametrize("module", [actors, learner, pong_gpu, replay])
+@pytest.mark.parametrize("module", [actors, learner, pong_gpu, replay, scaling_gpu])
 def test_the_error_without_atari_names_the_package_to_install(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
