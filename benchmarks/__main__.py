@@ -43,6 +43,7 @@ LONG = (
     "pong_gpu",
     "learner_gpu",
     "scaling_gpu",
+    "inference_gpu",
     "peers_cartpole",
     "peers_pong",
 )

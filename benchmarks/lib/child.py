@@ -29,6 +29,7 @@ AS_IN_HOSTS = (
     "benchmarks.workers.bare_loops",
     "benchmarks.workers.halves",
     "benchmarks.workers.in_turn",
+    "benchmarks.workers.inference_server",
     "benchmarks.workers.lockstep",
     "benchmarks.workers.shards",
     "benchmarks.workers.updates",

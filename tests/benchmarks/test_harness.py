@@ -41,6 +41,7 @@ from benchmarks.suites import (
     idle,
     impala_cartpole,
     inference,
+    inference_gpu,
     learner,
     learner_gpu,
     many_actors,
@@ -586,6 +587,7 @@ MADE = [
         scaling_gpu,
         forecast,
         inference,
+        inference_gpu,
         peers_cartpole,
         peers_pong,
     ),
@@ -707,6 +709,45 @@ def test_the_shipped_config_is_that_of_the_most_cores() -> None:
     assert scaling_gpu.COUNTS[-1] == load_config(scaling_gpu.CONFIG).algorithm.batch_trajectories
 
 
+def test_a_rate_of_servers_is_their_sum_and_a_wait_that_of_the_slowest() -> None:
+    class Said:
+        def __init__(self, **values: float | None) -> None:
+            self.values, self.lines = values, list[object]()
+
+        def send(self, line: object) -> None:
+            self.lines.append(line)
+
+        def receive(self, *, timeout_s: float) -> dict[str, float | None]:
+            assert timeout_s
+            return self.values
+
+    servers: Any = [
+        Said(observations=3.0, wait_p50=0.1, wait_p99=0.4, batch_requests=2.0),
+        Said(observations=5.0, wait_p50=0.2, wait_p99=None, batch_requests=4.0),
+    ]
+    busy: Any = Said(samples_per_s=7.0)
+    assert {
+        "observations": 8.0,
+        "wait_p50": 0.2,
+        "wait_p99": None,
+        "batch_requests": 3.0,
+        "samples_per_s": 7.0,
+    } == inference_gpu.turn(servers, busy, 1.0)
+    assert [[1.0], [1.0], ["resident 1.5"]] == [one.lines for one in (*servers, busy)]
+
+
+@pytest.mark.e2e
+def test_a_server_answers_a_process_that_asks_again_at_once() -> None:
+    arguments = (inference_gpu.CONFIG, "actors.count=3", "inference.device=cpu", "env.num_envs=1")
+    with child.Partner("benchmarks.workers.inference_server", *arguments) as partner:
+        for _ in range(2):
+            partner.send(0.3)
+            found = partner.receive(timeout_s=60.0)
+            assert found["observations"] > 0.0
+            assert 0.0 < found["wait_p50"] <= found["wait_p99"] < 60.0
+            assert 1.0 <= found["batch_requests"] <= 3.0
+
+
 @pytest.mark.e2e
 def test_a_bare_loop_measures_once_for_each_line() -> None:
     config = training.CONFIGS / "impala_cartpole.toml"
@@ -748,7 +789,7 @@ def test_mpi4py_is_skipped_without_mpiexec(monkeypatch: pytest.MonkeyPatch) -> N
     assert ("mpi4py",) == transports.missing_carriers()
 
 
-@pytest.mark.parametrize("module", [actors, learner, pong_gpu, replay, scaling_gpu])
+@pytest.mark.parametrize("module", [actors, inference_gpu, learner, pong_gpu, replay, scaling_gpu])
 def test_the_error_without_atari_names_the_package_to_install(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
