@@ -44,6 +44,7 @@ LONG = (
     "learner_gpu",
     "scaling_gpu",
     "inference_gpu",
+    "apex_gpu",
     "peers_cartpole",
     "peers_pong",
 )

@@ -13,7 +13,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -120,28 +120,32 @@ def rates(config: Config) -> dict[str, bare_loops.Work]:
     return {"insert": insert, "copy": copy, "draw": draw, "pick": pick}
 
 
-def limits(config: Config) -> dict[str, bare_loops.Work]:
-    """Return one shard's and the learner's work for an update. A unit is an update."""
+def limits(config: Config, where: str = "cpu") -> dict[str, bare_loops.Work]:
+    """Return one shard's and the learner's work for an update. A unit is an update. The learner
+    works on the device ``where``.
+    """
     import torch
 
     from tianflow import envs, plugins
     from tianflow.channels.memory import heap_arena
     from tianflow.components.stacking import DrawStacker
+    from tianflow.hosts.factory import opened
     from tianflow.planning.layouts import draw_layout
 
+    device = opened(torch.device(where))
     spec, generator = envs.probe(config), np.random.default_rng(config.run.seed)
     shard, layout = filled(config, fragments(config)), draw_layout(config, spec)
     assert layout is not None
     views, n = heap_arena(layout, 1).views(0), config.algorithm.items
     shard.draw(n, generator, {name: views[name] for name in shard.make_batch(1)})
     views["weight"][:] = 1.0
-    stacker = DrawStacker(layout=layout, device=torch.device("cpu"))
+    stacker = DrawStacker(layout=layout, device=device)
     stacker.fill(0, views, layout.steps)
     factory = cast(
         "AlgorithmFactory",
         plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name"),
     )
-    algorithm = cast("ReplayAlgorithm", factory.make_learner(config, spec, torch.device("cpu")))
+    algorithm = cast("ReplayAlgorithm", factory.make_learner(config, spec, device))
     algorithm.set_settings(config.algorithm, 0)
     algorithm.set_live(0.0, config.algorithm.entropy_cost)
     resident, part = stacker.batch(), -(-n // config.replay.shards)
@@ -161,9 +165,11 @@ def limits(config: Config) -> dict[str, bare_loops.Work]:
 
 
 def measure(
-    what: str, config: Path, overrides: tuple[str, ...], seconds: float
+    what: str, config: Path, overrides: tuple[str, ...], seconds: float, device: str = "cpu"
 ) -> dict[str, float | None]:
-    """Run `rates` or `limits` in a child process on a core of its own."""
+    """Run `rates` or `limits` in a child process on a core of its own. The learner of `limits`
+    works on ``device``.
+    """
     core = bare_loops.cores()["actor"]
     pinned = () if core is None else ("--core", core)
     return child.run(
@@ -171,6 +177,7 @@ def measure(
         what,
         config,
         seconds,
+        *("--device", device),
         *pinned,
         *overrides,
         timeout_s=120.0 + 10.0 * seconds,
@@ -178,12 +185,16 @@ def measure(
 
 
 def main() -> None:
-    """Arguments: ``rates|limits CONFIG SECONDS [--core N] [section.key=value ...]``."""
+    """Arguments: ``rates|limits CONFIG SECONDS [--core N] [--device D] [section.key=value ...]``.
+
+    Only the learner of `limits` uses a device.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("rates", "limits"))
     parser.add_argument("config", type=Path)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--core", type=int)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_intermixed_args()
     if given.core is not None:
@@ -193,10 +204,9 @@ def main() -> None:
     from tianflow.config.loading import load_config
 
     torch.set_num_threads(1)
-    works: Any = rates if given.what == "rates" else limits
-    child.report(
-        halves.take_turns(works(load_config(given.config, given.overrides)), given.seconds)
-    )
+    config = load_config(given.config, given.overrides)
+    works = rates(config) if given.what == "rates" else limits(config, given.device)
+    child.report(halves.take_turns(works, given.seconds))
 
 
 if __name__ == "__main__":

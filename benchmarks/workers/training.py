@@ -41,6 +41,7 @@ UNITS = {
     "cores_learner": "cores",
     "cores_actors": "cores",
     "cores_inference": "cores",
+    "cores_replay": "cores",
     "cores_evaluator": "cores",
     "cores_coordinator": "cores",
 }

@@ -34,6 +34,7 @@ from benchmarks.lib.paced import Pace
 from benchmarks.studies import node_faults, stalled, storm
 from benchmarks.suites import (
     actors,
+    apex_gpu,
     channels,
     cost_of_balance,
     forecast,
@@ -585,6 +586,7 @@ MADE = [
         readers,
         replay,
         scaling_gpu,
+        apex_gpu,
         forecast,
         inference,
         inference_gpu,
@@ -789,7 +791,9 @@ def test_mpi4py_is_skipped_without_mpiexec(monkeypatch: pytest.MonkeyPatch) -> N
     assert ("mpi4py",) == transports.missing_carriers()
 
 
-@pytest.mark.parametrize("module", [actors, inference_gpu, learner, pong_gpu, replay, scaling_gpu])
+@pytest.mark.parametrize(
+    "module", [actors, apex_gpu, inference_gpu, learner, pong_gpu, replay, scaling_gpu]
+)
 def test_the_error_without_atari_names_the_package_to_install(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -847,6 +851,16 @@ def test_the_smaller_limit_counts() -> None:
         "limits, 2 shards": {"draws": 100.0, "steps": 40.0},
     }
     assert 0.75 == replay.over_limit(values, 2)
+
+
+@pytest.mark.parametrize("count", apex_gpu.COUNTS)
+def test_actors_do_not_limit_a_run_of_apex_on_a_gpu(count: int) -> None:
+    config = load_config(replay.PONG, (*apex_gpu.overrides(count), *apex_gpu.RUN))
+    assert (count, 4) == (config.replay.shards, config.actors.count)
+    a_trajectory = config.actors.rollout_steps * config.env.num_envs
+    assert config.replay.samples_per_insert is not None
+    # one trajectory permits as many updates as a learner on a GPU makes in about a second
+    assert config.replay.samples_per_insert * a_trajectory > 2_000 * config.algorithm.items
 
 
 # Timed work
