@@ -35,6 +35,11 @@ WARM_UP = 3
 log = logger("inference")
 
 
+def _padded(rows: int) -> int:
+    """The next size of a batch: a power of two."""
+    return 1 << (rows - 1).bit_length()
+
+
 class DeviceBatch:
     """`tianflow.components.inference_batch.BatchInference` on a GPU.
 
@@ -64,16 +69,15 @@ class DeviceBatch:
 
     def prepare(self, rows: int) -> None:
         """Make ready for batches of up to ``rows``, so that the first ones do not wait for that."""
-        size = 1
-        while size < rows:
+        size = _padded(rows)  # first, because more room makes all graphs useless
+        while size:
             self._prepared(size)
-            size *= 2
-        self._prepared(size)
+            size //= 2
 
     def answer(self, rows: Sequence[tuple[int, int]]) -> int:
         """Write the answers. Returns the number of padding rows."""
         self._pinned.follow()
-        size = 1 << (len(rows) - 1).bit_length()
+        size = _padded(len(rows))
         compute, n = self._prepared(size), self._n
         with torch.cuda.stream(self._stream), torch.inference_mode():
             for place, (slot, row) in enumerate(rows):
