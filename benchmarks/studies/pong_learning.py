@@ -1,8 +1,8 @@
 """Study of learning on a GPU: ``python -m benchmarks.studies.pong_learning --jobs 4`` trains Pong
 at 42 x 42 for at most `SECONDS` a run.
 
-IMPALA (``configs/pong_gpu.toml``) trains with two seeds in fp32 and one in tf32, and Ape-X
-(``configs/pong_apex.toml``) with one. Each run has four cores, and all of them share the GPU. The
+IMPALA (``configs/pong_gpu.toml``) trains with two seeds in fp32 and one each in tf32 and bf16, and
+Ape-X (``configs/pong_apex.toml``) with one. Each run has four cores, and all of them share the GPU. The
 record of a run contains its curve: the mean return of the last 100 training episodes over time and
 steps. ``--only none`` runs nothing, and formats and plots the recorded runs. Plots need the extra
 ``plots``.
@@ -25,10 +25,16 @@ IMPALA: Mapping[str, object] = {
     **COMMON,
     "env.kwargs.img_height": 42,
     "env.kwargs.img_width": 42,
-    "actors.rollout_steps": 10,
-    "algorithm.batch_trajectories": CORES,
+    "env.num_envs": 8,
+    "actors.count": 2 * CORES,
+    "actors.hosts": CORES,
+    "algorithm.batch_trajectories": CORES // 2,
 }
+"""Batches of 320 samples make many updates of few steps; the bound of the config still holds with
+every actor at work.
+"""
 TF32: Mapping[str, object] = {"learner.precision": "tf32", "inference.precision": "tf32"}
+BF16: Mapping[str, object] = {"learner.precision": "bf16", "inference.precision": "bf16"}
 APEX: Mapping[str, object] = {
     **COMMON,
     "actors.inference": "central",
@@ -38,6 +44,7 @@ APEX: Mapping[str, object] = {
 CASES = (
     Case("IMPALA, fp32", "pong_gpu", IMPALA, seeds=2, needed=None, curve=True),
     Case("IMPALA, tf32", "pong_gpu", {**IMPALA, **TF32}, seeds=1, needed=None, curve=True),
+    Case("IMPALA, bf16", "pong_gpu", {**IMPALA, **BF16}, seeds=1, needed=None, curve=True),
     Case("Ape-X", "pong_apex", APEX, seeds=1, needed=None, curve=True),
 )
 COLUMNS = (
@@ -47,10 +54,11 @@ COLUMNS = (
 )
 HEAD = f"""# Learning Pong with a learner on a GPU
 
-ALE Pong at 42 x 42 from nothing, {SECONDS:.0f} s of training. All runs ran at the same time, on
-{CORES} cores each, and shared one GPU. IMPALA: `configs/pong_gpu.toml` with rollouts of 10 steps
-and {CORES} trajectories in a batch; Ape-X: `configs/pong_apex.toml` with central inference. Returns
-are means of the last 100 training episodes, from -21 (every point lost) to 21 (every point won).
+ALE Pong at 42 x 42 from nothing, {SECONDS:.0f} s of training. Four runs ran at the same time, on
+{CORES} cores each, and shared one GPU. IMPALA: `configs/pong_gpu.toml` with batches of
+{CORES // 2} trajectories of 8 environments; Ape-X: `configs/pong_apex.toml` with central inference.
+Returns are means of the last 100 training episodes, from -21 (every point lost) to 21 (every point
+won).
 
 | {" | ".join(COLUMNS)} |
 |{"---|" * len(COLUMNS)}

@@ -130,7 +130,11 @@ def assert_same(found: list[StepResult], expected: list[StepResult], rel: float 
     for one, other in zip(found, expected, strict=True):
         assert (one.samples, one.finite) == (other.samples, other.finite)
         if one.finite:
-            assert one.statistics == pytest.approx(other.statistics, rel=rel, abs=rel)
+            found_here, expected_here = dict(one.statistics), dict(other.statistics)
+            if rel:  # a ratio at the limit may fall on either side of it
+                fractions = (each.pop("clip_fraction", 0.0) for each in (found_here, expected_here))
+                assert abs(next(fractions) - next(fractions)) < 1.5 / one.samples
+            assert found_here == pytest.approx(expected_here, rel=rel, abs=rel)
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "impala"])
@@ -144,10 +148,11 @@ def test_updates_by_graph_follow_live_settings_and_undo_what_is_not_finite(
     policy, plain = on_policy.pair(settings, env)
     _, graphed = on_policy.pair(settings, env)
     capture = Repeats()
-    graphed.graphed = GraphedStep(graphed.step_on, capture=capture)
+    graphed.use_graphs(capture=capture)
     batches = [on_policy.rollout(policy, env, seed=seed) for seed in range(UPDATES)]
     expected, found = trained(plain, batches), trained(graphed, batches)
-    assert (1, UPDATES - WARM_UP) == (capture.made, capture.replayed)
+    # the update, and the normaliser, which an update that is not finite does not reach
+    assert (2, 2 * (UPDATES - WARM_UP) - 1) == (capture.made, capture.replayed)
     assert_same(found, expected)
     on_policy.same_state(plain.state_dict(), graphed.state_dict())
 
@@ -182,8 +187,8 @@ def test_updates_of_replay_algorithms_by_graph_are_those_without(
     for one, other in zip(found, expected, strict=True):
         assert np.array_equal(one.priorities, other.priorities)
     off_policy.same_state(plain.state_dict(), graphed.state_dict())
-    # gradients before and after the change, and optimisers, which know nothing of settings
-    assert 3 * kinds == capture.made
+    # gradients before and after the change; optimisers and normaliser, which read no settings
+    assert 3 * kinds + normalise == capture.made
 
 
 def test_a_statistic_that_is_not_a_tensor_prevents_a_graph_of_gradients(
@@ -220,7 +225,7 @@ def test_batches_with_final_observations_are_trained_on_without_a_graph() -> Non
 def test_a_stopped_update_changes_nothing() -> None:
     env, settings = on_policy.spec(), settings_for("impala", 0, "auto")
     policy, learner = on_policy.pair(settings, env)
-    learner.graphed = GraphedStep(learner.step_on, capture=Repeats())
+    learner.use_graphs(capture=Repeats())
     before = learner.state_dict()
     asked = iter([False, True])
     batch = LearnerBatch(on_policy.rollout(policy, env))

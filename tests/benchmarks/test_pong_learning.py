@@ -8,14 +8,16 @@ from tianflow.config.loading import load_config
 
 
 def test_the_runs_keep_their_bound_with_every_actor_at_work() -> None:
-    """Three actors of each core fill as many batches as the bound allows versions."""
+    """What the actors hold, and the batch that is trained on, are no more than the bound allows."""
     impala = [case for case in CASES if case.name.startswith("IMPALA")]
-    assert 2 == len(impala)
+    assert 3 == len(impala)
     for case in impala:
         config = load_config(case.config, case.settings(1))
-        assert 3 * CORES <= config.balance.max_staleness * config.algorithm.batch_trajectories
+        size = config.algorithm.batch_trajectories
+        assert 2 * CORES == config.actors.count
+        assert 2 * CORES + size <= (config.balance.max_staleness + 1) * size
         assert (SECONDS, None) == (config.run.max_seconds, config.run.target_return)
-    assert {"fp32", "tf32"} == {
+    assert {"fp32", "tf32", "bf16"} == {
         load_config(case.config, case.settings(1)).learner.precision for case in impala
     }
 

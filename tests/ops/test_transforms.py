@@ -89,6 +89,23 @@ def test_moments_of_bytes_are_exact_and_those_of_their_scaled_values() -> None:
     assert found.variance[0, 0].item() == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("kept", [0, 1, 40, 333])
+def test_moments_of_chosen_samples_are_those_of_their_selection(
+    dtype: torch.dtype, kept: int
+) -> None:
+    """A GPU masks the others, whatever they hold."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(256, (333, 5), generator=generator).to(dtype)
+    valid = torch.randperm(333, generator=generator) < kept
+    if dtype.is_floating_point:
+        x[~valid] = torch.nan
+    expected = batch_moments(x[valid])
+    for found in (batch_moments(x, valid), transforms._masked_moments(x, valid)):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
 def test_a_gpus_sums_of_bytes_are_those_of_a_cpu() -> None:
     x = torch.randint(256, (333, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     for a, b in zip(transforms._integer_sums(x), transforms._exact_sums(x), strict=True):

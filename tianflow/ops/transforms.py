@@ -29,11 +29,16 @@ class RunningMoments(NamedTuple):
     samples: Tensor
 
 
-def batch_moments(x: Tensor) -> RunningMoments:
+def batch_moments(x: Tensor, valid: Tensor | None = None) -> RunningMoments:
     """Moments over the first axis of ``x`` [M, *shape], in float64; uint8 is scaled to 0..1.
 
-    Without samples: mean 0, variance 1, samples 0.
+    ``valid`` (bool [M]): the samples that count; None: all. A GPU is not waited for. Without
+    samples: mean 0, variance 1, samples 0.
     """
+    if valid is not None and x.device.type != "cpu":
+        return _masked_moments(x, valid)
+    if valid is not None and not bool(valid.all()):
+        x = x[valid]
     if x.shape[0] == 0:
         shape = x.shape[1:]
         return RunningMoments(
@@ -50,6 +55,21 @@ def batch_moments(x: Tensor) -> RunningMoments:
     x = x.double()
     mean = x.mean(0)
     return RunningMoments(mean, (x - mean).square().mean(0), _count(x))
+
+
+def _masked_moments(x: Tensor, valid: Tensor) -> RunningMoments:
+    """`batch_moments` without a selection, whose size a GPU would have to report."""
+    rows, samples = valid.view(-1, *[1] * (x.dim() - 1)), valid.sum().double()
+    count = samples.clamp(min=1.0)
+    if x.dtype == torch.uint8:
+        total, squares = _integer_sums(torch.where(rows, x, 0))
+        mean = total / count / 255.0
+        variance = (squares / count - (total / count).square()).clamp(min=0.0) / 255.0**2
+    else:
+        x = x.double()
+        mean = torch.where(rows, x, 0.0).sum(0) / count
+        variance = torch.where(rows, (x - mean).square(), 0.0).sum(0) / count
+    return RunningMoments(mean, torch.where(samples == 0.0, 1.0, variance), samples)
 
 
 def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:

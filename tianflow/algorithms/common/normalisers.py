@@ -14,8 +14,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from tianflow.algorithms.common.graphs import Capture, GraphedStep, captured
 from tianflow.algorithms.common.ranks import ALONE, Ranks
-from tianflow.algorithms.common.update import Tree
+from tianflow.algorithms.common.update import Tree, subtree
 from tianflow.config.model import NormalisationSettings
 from tianflow.config.networks import channels_first, is_image
 from tianflow.core.payloads import EnvironmentSpec, LeafSpec
@@ -52,9 +53,9 @@ def write(views: RunningMoments, values: RunningMoments) -> None:
         view.copy_(value)
 
 
-def whole_batch_moments(samples: Tensor, ranks: Ranks) -> RunningMoments:
+def whole_batch_moments(samples: Tensor, valid: Tensor, ranks: Ranks) -> RunningMoments:
     """`batch_moments` of the batches of all ranks."""
-    own = batch_moments(samples)
+    own = batch_moments(samples, valid)
     if ranks.size == 1:
         return own
     shape, flat = own.mean.shape, torch.cat([value.reshape(-1) for value in own])
@@ -68,6 +69,8 @@ def whole_batch_moments(samples: Tensor, ranks: Ranks) -> RunningMoments:
     return reduce(merged_moments, moments)
 
 
+VALID, LEAF = "valid", "leaf/"
+"""Names of the inputs of a graph."""
 BLOCK_BYTES = 512 << 10
 """Bytes of float images processed together: four stacks of four frames of 84 x 84."""
 
@@ -90,6 +93,7 @@ class ObservationNormaliser:
             leaf.name for leaf in leaves if is_image(leaf) and channels_first(leaf.shape)
         )
         """Images whose channels are moved innermost."""
+        self._graphed: GraphedStep | None = None
         self._views: dict[str, RunningMoments] = {}
         self._scales: dict[str, tuple[Tensor, Tensor]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -184,16 +188,27 @@ class ObservationNormaliser:
         """Merge the rows where ``valid`` ([T, C]) of {leaf: [T or more, C, ...]} into the
         statistics, with those of other ``ranks``.
         """
-        all_valid = bool(self._views) and bool(valid.all())
+        if not self._views:
+            return
+        rows = {name: observation[name][: valid.shape[0]] for name in self._views}
+        if self._graphed is None or ranks.size > 1:
+            self._merge(rows, valid, ranks)
+        else:
+            leaves = {f"{LEAF}{name}": leaf for name, leaf in rows.items()}
+            self._graphed({VALID: valid, **leaves})
+
+    def use_graphs(self, *, required: bool = False, capture: Capture = captured) -> None:
+        """`update` as a CUDA graph from now on: `GraphedStep`."""
+        self._graphed = GraphedStep(self._merge_inputs, required=required, capture=capture)
+
+    def _merge_inputs(self, inputs: Tree) -> Tree:
+        self._merge(subtree(inputs, LEAF), inputs[VALID], ALONE)
+        return {}
+
+    def _merge(self, rows: Tree, valid: Tensor, ranks: Ranks) -> None:
         for name, moments in self._views.items():
-            rows = observation[name][: valid.shape[0]]
-            write(
-                moments,
-                merged_moments(
-                    moments,
-                    whole_batch_moments(rows.flatten(0, 1) if all_valid else rows[valid], ranks),
-                ),
-            )
+            found = whole_batch_moments(rows[name].flatten(0, 1), valid.flatten(), ranks)
+            write(moments, merged_moments(moments, found))
         self.refresh()
 
 
@@ -220,8 +235,8 @@ class RewardNormaliser:
         ``ranks``.
         """
         if self._views is not None:
-            own = arrays["return_so_far"][arrays["valid"]]
-            write(self._views, merged_moments(self._views, whole_batch_moments(own, ranks)))
+            own, valid = arrays["return_so_far"].flatten(), arrays["valid"].flatten()
+            write(self._views, merged_moments(self._views, whole_batch_moments(own, valid, ranks)))
 
     def __call__(self, reward: Tensor) -> Tensor:
         if self._views is None:

@@ -171,7 +171,8 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
     not finite, or the update is stopped, only the gradient buffers were written, and they are
     cleared.
 
-    On a GPU, an update may be two CUDA graphs: one of the gradients, one of the optimisers.
+    On a GPU, an update may be CUDA graphs: of the gradients, of the optimisers, and of the
+    normaliser.
 
     Attributes:
         kinds: number of kinds of updates, see `kind`.
@@ -216,6 +217,7 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         self._descent = GraphedStep(
             self._descend, required=required, graphs=self.kinds, capture=capture
         )
+        self.model.observations.use_graphs(required=required, capture=capture)
 
     @abstractmethod
     def compute_gradients(self, arrays: Tree) -> UpdateParts:

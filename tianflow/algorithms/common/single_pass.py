@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.common.actor_critic import ActorCriticLearner, Samples, batch_statistics
-from tianflow.algorithms.common.graphs import GraphedStep, Tensors, wants_graphs
+from tianflow.algorithms.common.graphs import (
+    Capture,
+    GraphedStep,
+    Tensors,
+    captured,
+    wants_graphs,
+)
 from tianflow.algorithms.common.model import ActorCriticModel
 from tianflow.algorithms.common.update import never_stop
 from tianflow.config.model import Config
@@ -50,9 +56,14 @@ class SinglePassLearner(ActorCriticLearner):
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         super().__init__(config, spec, device)
         self.graphed: GraphedStep | None = None
-        """The whole update as a CUDA graph; None: operation by operation."""
+        """The update up to the optimiser step as a CUDA graph; None: operation by operation."""
         if device.type == "cuda" and wants_graphs(config):
-            self.graphed = GraphedStep(self.step_on, required=config.learner.graphs == "on")
+            self.use_graphs(required=config.learner.graphs == "on")
+
+    def use_graphs(self, *, required: bool = False, capture: Capture = captured) -> None:
+        """Compute updates as CUDA graphs from now on: `GraphedStep`."""
+        self.graphed = GraphedStep(self.step_on, required=required, capture=capture)
+        self.model.observations.use_graphs(required=required, capture=capture)
 
     @abstractmethod
     def estimate(
