@@ -2,7 +2,7 @@
 at 42 x 42 for at most `SECONDS` a run.
 
 IMPALA (``configs/pong_gpu.toml``) trains with two seeds in fp32 and one each in tf32 and bf16, and
-Ape-X (``configs/pong_apex.toml``) with one. Each run has four cores, and all of them share the GPU. The
+Ape-X (``configs/pong_apex.toml``) with one. Each run has four cores, and all share the GPU. The
 record of a run contains its curve: the mean return of the last 100 training episodes over time and
 steps. ``--only none`` runs nothing, and formats and plots the recorded runs. Plots need the extra
 ``plots``.
@@ -26,6 +26,13 @@ IMPALA: Mapping[str, object] = {
     "env.kwargs.img_height": 42,
     "env.kwargs.img_width": 42,
     "env.num_envs": 8,
+    "algorithm.learning_rate": {
+        "schedule": "linear",
+        "start": 6e-4,
+        "end": 1e-4,
+        "unit": "seconds",
+        "over": SECONDS,
+    },
     "actors.count": 2 * CORES,
     "actors.hosts": CORES,
     "algorithm.batch_trajectories": CORES // 2,
@@ -56,9 +63,9 @@ HEAD = f"""# Learning Pong with a learner on a GPU
 
 ALE Pong at 42 x 42 from nothing, {SECONDS:.0f} s of training. Four runs ran at the same time, on
 {CORES} cores each, and shared one GPU. IMPALA: `configs/pong_gpu.toml` with batches of
-{CORES // 2} trajectories of 8 environments; Ape-X: `configs/pong_apex.toml` with central inference.
-Returns are means of the last 100 training episodes, from -21 (every point lost) to 21 (every point
-won).
+{CORES // 2} trajectories of 8 environments, and a learning rate that falls to a sixth. Ape-X:
+`configs/pong_apex.toml` with central inference. Returns are means of the last 100 training
+episodes, from -21 (every point lost) to 21 (every point won).
 
 | {" | ".join(COLUMNS)} |
 |{"---|" * len(COLUMNS)}
