@@ -21,6 +21,7 @@ from tianflow.algorithms.common.actor_critic import (
     batch_statistics,
 )
 from tianflow.algorithms.common.model import ActorCriticModel
+from tianflow.algorithms.common.scalars import Statistics
 from tianflow.config.model import Config, PPOSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks import Output
@@ -106,7 +107,7 @@ class PPOLearner(ActorCriticLearner):
         """Set the clip range of the next update."""
         self._settings = settings
 
-    def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
+    def update(self, samples: Samples, should_stop: Callable[[], bool]) -> Statistics | None:
         minibatches = self._minibatches(samples.valid_t)
         before, reusable = self._evaluate(samples, minibatches[0])
         table, statistics = self._prepare(samples, before)
@@ -187,9 +188,7 @@ class PPOLearner(ActorCriticLearner):
         samples = CHUNK_SAMPLES if self.device.type == "cpu" else self._settings.minibatch_size
         return max(1, min(samples, self._settings.minibatch_size) // rows)
 
-    def _prepare(
-        self, samples: Samples, before: Output
-    ) -> tuple[MinibatchTable, dict[str, Tensor]]:
+    def _prepare(self, samples: Samples, before: Output) -> tuple[MinibatchTable, Statistics]:
         """Advantages, targets and weights, and statistics of the difference between batch and
         policy.
         """

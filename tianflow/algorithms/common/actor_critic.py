@@ -25,7 +25,7 @@ from tianflow.algorithms.common.on_arrays import ActOnArrays
 from tianflow.algorithms.common.parameter_buffer import Adam, require_same_arrays
 from tianflow.algorithms.common.precision import ActingNetwork, arithmetic, forward_in
 from tianflow.algorithms.common.ranks import ALONE, Ranks, seed_of_rank
-from tianflow.algorithms.common.scalars import as_numbers
+from tianflow.algorithms.common.scalars import Statistics, as_numbers
 from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.config.networks import is_image
@@ -265,7 +265,7 @@ class ActorCriticLearner(ABC):
         self._saved: tuple[Tensor, ...] = ()
 
     @abstractmethod
-    def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
+    def update(self, samples: Samples, should_stop: Callable[[], bool]) -> Statistics | None:
         """All optimiser steps of one update.
 
         Returns scalar statistics, including loss and grad_norm, or None if it was stopped.
@@ -485,7 +485,7 @@ class ActorCriticLearner(ABC):
 
 def batch_statistics(
     log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor, ranks: Ranks = ALONE
-) -> dict[str, Tensor]:
+) -> Statistics:
     """Difference of current and behaviour policy on the batch before the update, and quality of
     values.
 
@@ -493,14 +493,30 @@ def batch_statistics(
     the batches of all ``ranks``.
     """
     log_ratio, v_t, target_t, valid_t = ranks.gather(log_ratio, v_t, target_t, valid_t)
-    valid: Tensor | None = valid_t
     if valid_t.device.type == "cpu" and valid_t.any():
-        # Selecting the rows once costs less than a mask in each operation.
-        log_ratio, v_t, target_t = (x[valid_t] for x in (log_ratio, v_t, target_t))
-        valid = None
+        return _statistics_on_arrays(log_ratio, v_t, target_t, valid_t)
     return {
-        "kl": approximate_kl(log_ratio, valid),
-        "log_ratio_max": masked_largest(log_ratio, valid),
-        "ess_ratio": effective_sample_ratio(log_ratio, valid),
-        "explained_variance": explained_variance(v_t, target_t, valid),
+        "kl": approximate_kl(log_ratio, valid_t),
+        "log_ratio_max": masked_largest(log_ratio, valid_t),
+        "ess_ratio": effective_sample_ratio(log_ratio, valid_t),
+        "explained_variance": explained_variance(v_t, target_t, valid_t),
     }
+
+
+def _statistics_on_arrays(
+    log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor
+) -> Statistics:
+    """`batch_statistics` of a small batch on a CPU, where NumPy takes a third of the time. A row
+    must be valid.
+    """
+    valid = valid_t.numpy()
+    ratios, value, target = (x.numpy()[valid] for x in (log_ratio, v_t, target_t))
+    with np.errstate(all="ignore"):  # an update that is not finite has such statistics
+        bounded = np.minimum(ratios, 20.0)
+        weight = np.exp(ratios - ratios.max())
+        return {
+            "kl": float((np.expm1(bounded) - bounded).mean()),
+            "log_ratio_max": float(np.abs(ratios).max()),
+            "ess_ratio": float(weight.sum() ** 2 / (np.dot(weight, weight) * len(weight))),
+            "explained_variance": float(1.0 - (target - value).var() / max(target.var(), 1e-12)),
+        }

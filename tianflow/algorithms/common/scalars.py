@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+Statistics: TypeAlias = dict[str, Tensor | float]
+"""Statistics of an update by name; a tensor has one element."""
 
 
 def is_scalar(value: object) -> bool:

@@ -21,6 +21,7 @@ from tianflow.algorithms.common.graphs import (
     wants_graphs,
 )
 from tianflow.algorithms.common.model import ActorCriticModel
+from tianflow.algorithms.common.scalars import Statistics
 from tianflow.algorithms.common.update import never_stop
 from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
@@ -77,7 +78,7 @@ class SinglePassLearner(ActorCriticLearner):
     def clipped(self, log_ratio: Tensor) -> Tensor:
         """True where an importance weight was clipped."""
 
-    def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
+    def update(self, samples: Samples, should_stop: Callable[[], bool]) -> Statistics | None:
         self.optimiser.advance(self.learning_rate)
         if self.graphed is None or self.ranks.size > 1 or samples.final_observation:
             return self._update(samples, self.entropy_cost, should_stop)
@@ -89,7 +90,7 @@ class SinglePassLearner(ActorCriticLearner):
         self._saved = tuple(found.pop(name) for name in saved)
         return found
 
-    def step_on(self, inputs: Tensors) -> Tensors:
+    def step_on(self, inputs: Tensors) -> Statistics:
         """The update on `Samples.tensors`. It reads only ``inputs`` and tensors of this learner."""
         self._saved = ()  # from an earlier graph
         found = self._update(Samples.of(inputs), inputs[COST], never_stop)
@@ -99,7 +100,7 @@ class SinglePassLearner(ActorCriticLearner):
 
     def _update(
         self, samples: Samples, entropy_cost: Tensor | float, should_stop: Callable[[], bool]
-    ) -> dict[str, Tensor] | None:
+    ) -> Statistics | None:
         steps, columns = samples.valid_t.shape
         width = (
             min(CHUNK_SAMPLES // steps, -(-columns // self.parallel.size))
