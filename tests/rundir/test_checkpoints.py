@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from tests.support.paths import ROOT
-from tianflow.config.loading import load_config, write_config
+from tianflow.config.loading import CONFIG_FILE, load_config, write_config
 from tianflow.core.payloads import StateFile, Version
 from tianflow.errors import CheckpointError
 from tianflow.rundir import checkpoints as checkpoint
@@ -33,6 +33,7 @@ from tianflow.rundir.checkpoints import (
     write_arrays,
     write_state,
 )
+from tianflow.rundir.lock import lock_directory
 
 ARRAYS = {
     "policy/weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -592,6 +593,26 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so(
     _flip(save(store, Version(1, 1)))
     with pytest.raises(CheckpointError, match="no whole checkpoint; found: v1-0000000001"):
         resolve("a-run", tmp_path / "runs")
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_that_is_active_may_still_write_its_checkpoint(
+    damaged: bool, store: CheckpointStore, directory: Path, tmp_path: Path
+) -> None:
+    """A run that was asked to stop has none until it has stopped."""
+    if damaged:
+        _flip(save(store, Version(1, 1)))
+    else:
+        directory.parent.mkdir(parents=True)
+        (directory.parent / CONFIG_FILE).write_text("", encoding="utf-8")
+    active = "the run is active, and writes a checkpoint when it stops"
+    held = lock_directory(directory.parent)
+    with pytest.raises(CheckpointError, match=f"has no.* checkpoint; .*; {active}$"):
+        resolve("a-run", tmp_path / "runs")
+    os.close(held)
+    with pytest.raises(CheckpointError, match="has no.* checkpoint; ") as found:
+        resolve("a-run", tmp_path / "runs")
+    assert active not in str(found.value)
 
 
 def test_the_module_needs_no_pytorch() -> None:

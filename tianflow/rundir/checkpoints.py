@@ -35,6 +35,7 @@ from tianflow.core.payloads import StateFile, Version, WeightsTable
 from tianflow.core.resource_limits import refusal
 from tianflow.errors import CheckpointError
 from tianflow.logs import logger
+from tianflow.rundir.lock import is_locked
 from tianflow.rundir.manifest import FORMAT, RESUMED, ManifestFormatError, check_manifest
 from tianflow.rundir.parameters import encode_tables, read_parameters
 
@@ -470,7 +471,7 @@ def resolve(source: str, runs_dir: Path, *, only_runs: bool = False) -> Path:
                 if newest is None:
                     raise CheckpointError(
                         f"{str(directory)!r} has no whole checkpoint; "
-                        f"found: {_listing(directory, 'v*-*')}"
+                        f"found: {_listing(directory, 'v*-*')}{_if_active(directory.parent)}"
                     )
                 return newest.path
     parent = Path(source).parent
@@ -482,7 +483,7 @@ def resolve(source: str, runs_dir: Path, *, only_runs: bool = False) -> Path:
         if (path / CONFIG_FILE).is_file():
             raise CheckpointError(
                 f"run {path.name!r} has no checkpoint; its settings are in "
-                f"{str(path / CONFIG_FILE)!r}"
+                f"{str(path / CONFIG_FILE)!r}{_if_active(path)}"
             )
     runs = tuple(sorted(path.parent.name for path in runs_dir.glob("*/checkpoints")))
     close = plugins.nearest(source, runs)
@@ -491,6 +492,11 @@ def resolve(source: str, runs_dir: Path, *, only_runs: bool = False) -> Path:
         f"run or checkpoint {source!r} does not exist; runs with checkpoints in "
         f"{str(runs_dir)!r}: {', '.join(runs) or 'none'}{hint}"
     )
+
+
+def _if_active(directory: Path) -> str:
+    """The end of a message about a run without a checkpoint, if it may still write one."""
+    return "; the run is active, and writes a checkpoint when it stops" * is_locked(directory)
 
 
 def _resolve_best(run: str, runs_dir: Path, *, only_runs: bool) -> Path:
