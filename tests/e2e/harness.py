@@ -49,6 +49,8 @@ SMALL: Mapping[str, object] = {
     "actors.count": 2,
     "actors.hosts": 2,
     "actors.rollout_steps": 16,
+    "evaluation.episodes": 8,
+    "evaluation.num_envs": 2,
     "metrics.interval_s": 0.2,
     "placement.affinity": "none",
     "run.target_return": None,
@@ -56,7 +58,8 @@ SMALL: Mapping[str, object] = {
     "run.grace_s": 5.0,
 }
 """A run with tens of updates a second, and that never ends by itself. Its environments wait most of
-the time: it would otherwise take both cores from the tests beside it.
+the time: it would otherwise take both cores from the tests beside it. Its last evaluation takes part
+of a second.
 """
 
 
