@@ -5,7 +5,8 @@ module begins. Its own place in the order is where its outcome is reported. ``la
 module run at the same time, 1 by default; tests without the mark run as ever meanwhile.
 
 A marked test may use ``tmp_path``, parameters, and fixtures of its module. It shares the process with
-other tests: it changes nothing there, and reads neither logs nor output of it.
+other tests: it changes nothing there, and reads neither logs nor output of it. It may be skipped by
+its own code only: a mark that skips it comes too late.
 """
 
 from __future__ import annotations
