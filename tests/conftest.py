@@ -27,26 +27,39 @@ REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
 E2E = Path(__file__).parent / "e2e"
 LONG = (
     "test_docs.py",
-    "test_nodes.py",
-    "test_slurm.py",
-    "test_simulation.py",
-    "test_failures.py",
-    "test_inference.py",
     "test_shards_on_nodes.py",
     "test_console.py",
+    "test_slurm.py",
+    "test_learning.py",
+    "test_simulation.py",
+    "test_nodes.py",
+    "test_inference.py",
+    "test_failures.py",
+    "test_ray.py",
+    "test_held.py",
+    "test_diagnosis.py",
+    "test_crossings.py",
+    "test_storm.py",
+    "test_environments.py",
+    "test_ranks.py",
     "test_serve.py",
     "test_described.py",
-    "test_ranks.py",
-    "test_ray.py",
+    "test_replay.py",
+    "test_handle.py",
+    "test_signals.py",
+    "test_live.py",
+    "test_prometheus.py",
+    "test_slow_links.py",
+    "test_strangers.py",
     "test_systemd.py",
-    "test_storm.py",
-    "test_crossings.py",
-    "test_remote.py",
+    "test_liveness.py",
     "test_benchmarks.py",
     "test_counters.py",
+    "test_remote.py",
     "test_deploy.py",
 )
-"""Modules in ``tests/e2e/`` with tests of half a minute and more, the longest module first."""
+"""Modules in ``tests/e2e/`` that take half a minute or have tests beside each other, the
+longest module first."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background has them ignore SIGINT, and every process they

@@ -42,10 +42,49 @@ pytest.importorskip("no_such_module")
 """
 
 
+BESIDE = """
+import threading
+
+import pytest
+
+meeting = threading.Barrier(3, timeout=20.0)
+
+@pytest.fixture(scope="module")
+def thread():
+    return threading.current_thread()
+
+def test_before(thread):
+    meeting.wait()
+
+@pytest.mark.beside(lanes=2)
+@pytest.mark.parametrize("number", [1, 2])
+def test_beside(number, thread, tmp_path):
+    assert [] == list(tmp_path.iterdir())
+    meeting.wait()
+    assert threading.current_thread() is not thread
+
+@pytest.mark.beside
+def test_fails():
+    assert False
+
+@pytest.mark.beside
+def test_skips():
+    pytest.skip("no such part")
+
+def test_after(thread):
+    assert threading.current_thread() is thread
+"""
+
+
 def outcomes(tmp_path: Path, **environment: str) -> str:
     """The last line of a run over a file of skips and a file that is skipped as a whole."""
     (tmp_path / "test_skips.py").write_text(SKIPS)
     (tmp_path / "test_module.py").write_text(MODULE)
+    return last_line(tmp_path, **environment)
+
+
+def last_line(tmp_path: Path, *arguments: str, **environment: str) -> str:
+    """The last line of a run over the files in ``tmp_path``."""
     command = [
         sys.executable,
         "-m",
@@ -57,7 +96,7 @@ def outcomes(tmp_path: Path, **environment: str) -> str:
         "--rootdir",
         str(tmp_path),
     ]
-    command += ["--continue-on-collection-errors", str(tmp_path)]
+    command += ["--continue-on-collection-errors", *arguments, str(tmp_path)]
     known = {name: value for name, value in os.environ.items() if name != "TIANFLOW_REQUIRE_ALL"}
     done = subprocess.run(
         command, cwd=ROOT, env=known | environment, capture_output=True, text=True, check=False
@@ -75,6 +114,18 @@ def test_a_skip_is_a_failure_where_all_is_required(tmp_path: Path) -> None:
     assert "1 failed, 1 passed, 2 skipped, 1 xfailed, 1 error" in outcomes(
         tmp_path, TIANFLOW_REQUIRE_ALL="1"
     )
+
+
+@pytest.mark.e2e
+def test_marked_tests_run_beside_the_others_of_their_module_and_report_their_own_outcome(
+    tmp_path: Path,
+) -> None:
+    """Three of them wait for each other."""
+    (tmp_path / "test_beside.py").write_text(BESIDE)
+    plug_in = ("-p", "tests.e2e.conftest")
+    assert "1 failed, 4 passed, 1 skipped" in last_line(tmp_path, *plug_in)
+    assert "1 passed, 5 deselected" in last_line(tmp_path, *plug_in, "-k", "test_after")
+    assert "1 failed, 5 deselected" in last_line(tmp_path, *plug_in, "-k", "test_fails")
 
 
 async def test_code_that_blocks_the_loop_fails_its_test() -> None:

@@ -101,6 +101,13 @@ def test_only_what_computes_imports_pytorch() -> None:
     assert "torch" not in imported("\n".join(f"import {name}" for name in quick))
 
 
+@pytest.mark.e2e
+def test_algorithms_that_compute_nothing_are_imported_without_pytorch() -> None:
+    """Coordinators of many tests import them to read their settings."""
+    names = ("tests.support.oracle", "tests.e2e.steady", "benchmarks.lib.storm.environment")
+    assert "torch" not in imported("\n".join(f"import {name}" for name in names))
+
+
 def test_what_the_package_offers_is_found_on_demand() -> None:
     assert {"load_policy", "open_run", "train"} <= set(tianflow.__all__)
     with pytest.raises(AttributeError, match="no_such_thing"):

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from pydantic import PositiveInt
@@ -27,7 +26,11 @@ from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, WeightsTable
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
 
-Tree = Mapping[str, torch.Tensor]
+if TYPE_CHECKING:
+    # Processes that only read the settings import this module, and PyTorch takes a second.
+    import torch
+
+    Tree = Mapping[str, torch.Tensor]
 NBYTES = 64
 """Size of the weights: one number, padded to a cache line."""
 PER_LEARNER = 2**24
@@ -132,6 +135,8 @@ class OraclePolicy:
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> torch.Tensor:  # noqa: ARG002 - nothing is drawn
         """Noise that the policy does not read."""
+        import torch
+
         return torch.zeros(steps, num_envs, 1)
 
     def act(
@@ -142,6 +147,8 @@ class OraclePolicy:
         mask: torch.Tensor | None = None,  # noqa: ARG002 - likewise
     ) -> ActorStep:
         """The version, as the action of every environment."""
+        import torch
+
         num_envs = len(next(iter(observation.values())))
         shape = (num_envs, *self._action.stored_shape)
         action = torch.full(shape, self._version, dtype=torch.int64)
@@ -149,6 +156,8 @@ class OraclePolicy:
 
     def record(self, parameters: torch.Tensor, action: torch.Tensor) -> Tree:  # noqa: ARG002 - one action has all the probability
         """Zeros, under the names that the settings ask for."""
+        import torch
+
         return {name: torch.zeros(parameters.shape[:-1]) for name in self._recorded}
 
     def place(self, index: int, count: int) -> None:
@@ -241,7 +250,7 @@ class ReplayOracleLearner(OracleLearner):
 def _check_labels(labels: torch.Tensor, action: torch.Tensor) -> None:
     acted = action != 0
     _require(
-        torch.equal(labels[acted], action[acted] % PER_LEARNER),
+        labels[acted].equal(action[acted] % PER_LEARNER),
         "a label is not the version of the weights that acted",
     )
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tests.support.oracle import Oracle, OracleLearner, OraclePolicy, OracleSettings
 from tianflow.config.model import Config
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SteadyLearner(OracleLearner):

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.lib import results
 from benchmarks.lib.machine import ROOT, clean_environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.beside(lanes=2), pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from playwright.sync_api import (
 
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun
-from tests.e2e.test_serve import service
+from tests.e2e.test_serve import Service, service
 from tests.support.effort import EVERY
 from tests.support.paths import ROOT
 from tianflow.rundir.history import NAME, read_rows
@@ -142,9 +142,26 @@ def until_redrawn(watched: Watched, chart: str, times: int = 1) -> None:
         )
 
 
+@pytest.fixture(name="ended", scope="module")
+def _ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service whose runs end beside the first tests."""
+    with service(tmp_path_factory.mktemp("ended") / "runs", "--max-runs", "2") as served:
+        limits = {"run__max_seconds": 2.0, "evaluation__every_s": 0.5, "evaluation__episodes": 2}
+        served.submit("one", balance__max_staleness=1, **limits)
+        served.submit("two", balance__max_staleness=3, **limits)
+        served.submit(
+            "bad",
+            env__id="tests.support.environments:RaisingEnv",
+            env__kwargs={"at": 200},
+            env__max_failures=0,
+            **limits | {"run__max_seconds": None},
+        )
+        yield served
+
+
 @pytest.fixture(name="live", scope="module")
-def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
-    """A run for both tests of one; the second stops it."""
+def _live(tmp_path_factory: pytest.TempPathFactory, ended: Service) -> Iterator[LiveRun]:
+    """A run for both tests of one; the second stops it. ``ended`` begins before it."""
     with harness.run(tmp_path_factory.mktemp("console"), **CARTPOLE) as live:
         live.until_training(more=3)
         yield live
@@ -616,34 +633,23 @@ def the_list_is_sorted_and_filtered(watched: Watched) -> None:
     page.get_by_role("button", name="Started").click()
 
 
-def test_ended_runs_are_compared_and_deleted(tmp_path: Path, watched: Watched) -> None:
+def test_ended_runs_are_compared_and_deleted(ended: Service, watched: Watched) -> None:
     page = watched.page
-    with service(tmp_path / "runs", "--max-runs", "2") as served:
-        limits = {"run__max_seconds": 2.0, "evaluation__every_s": 0.5, "evaluation__episodes": 2}
-        served.submit("one", balance__max_staleness=1, **limits)
-        served.submit("two", balance__max_staleness=3, **limits)
-        served.submit(
-            "bad",
-            env__id="tests.support.environments:RaisingEnv",
-            env__kwargs={"at": 200},
-            env__max_failures=0,
-            **limits | {"run__max_seconds": None},
-        )
-        for name in ("one", "two", "bad"):
-            served.until(f"{name} ends", lambda name=name: served.run(name).get("ended"))  # type: ignore[misc]  # bound now
-        page.goto(f"{served.control.address}/#token={served.control.token}")
-        watched.sees("table.runs")
-        expect(page.locator("tbody tr")).to_have_count(3, timeout=PATIENCE_MS)
-        assert re.match(r"^[\d.]+", column(page, "Return")[1]), "of the run two"
-        compare(watched, "one", "two")
-        page.get_by_role("link", name="Runs").click()
-        page.locator("tbody").get_by_role("link", name="one").click()
-        watched.reads(".head .state", "done")
-        the_whole_page_is_drawn(watched)
-        a_failed_run_shows_its_error_and_its_log(watched)
-        page.get_by_role("link", name="Runs").click()
-        delete(watched, served.folder)
-        assert [] == watched.errors
+    for name in ("one", "two", "bad"):
+        ended.until(f"{name} ends", lambda name=name: ended.run(name).get("ended"))  # type: ignore[misc]  # bound now
+    page.goto(f"{ended.control.address}/#token={ended.control.token}")
+    watched.sees("table.runs")
+    expect(page.locator("tbody tr")).to_have_count(3, timeout=PATIENCE_MS)
+    assert re.match(r"^[\d.]+", column(page, "Return")[1]), "of the run two"
+    compare(watched, "one", "two")
+    page.get_by_role("link", name="Runs").click()
+    page.locator("tbody").get_by_role("link", name="one").click()
+    watched.reads(".head .state", "done")
+    the_whole_page_is_drawn(watched)
+    a_failed_run_shows_its_error_and_its_log(watched)
+    page.get_by_role("link", name="Runs").click()
+    delete(watched, ended.folder)
+    assert [] == watched.errors
 
 
 BEFORE = ROOT / "tests" / "data" / "before" / "alone" / "ppo"

@@ -20,7 +20,7 @@ from tests.e2e.test_failures import MANY
 from tests.e2e.test_replay import apex
 from tianflow.rundir.checkpoints import CheckpointStore
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.beside(lanes=2), pytest.mark.timeout(600)]
 SCRAPE_S = 0.1
 
 

@@ -158,6 +158,7 @@ def actors(live: LiveRun) -> int:
     return sum(component["role"] == "actor" for component in live.status()["components"])
 
 
+@pytest.mark.beside
 def test_a_lost_node_and_a_lost_shard_cost_what_they_had_and_checkpoints_keep_the_rest(
     tmp_path: Path,
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_lost_node_and_a_lost_shard_cost_what_they_had_and_checkpoints_keep_th
             assert two.leave() == 0, two.output
 
 
+@pytest.mark.beside
 def test_two_runs_of_a_service_may_have_nodes_on_one_machine(tmp_path: Path) -> None:
     def start(name: str) -> NodeProcess:
         join = tmp_path / "runs" / name / NAME

@@ -15,7 +15,7 @@ from tests.e2e.harness import run
 from tests.e2e.test_serve import service
 from tests.support.effort import FACTOR
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.beside(lanes=2), pytest.mark.timeout(900)]
 pytest.importorskip("schemathesis", reason="schemathesis, of the extra dev, is not installed")
 EXAMPLES = max(2, FACTOR // 2)
 """Drawn for each operation, besides those at the edges of its schema; more of them for a long look.

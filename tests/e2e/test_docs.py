@@ -63,12 +63,13 @@ def test_a_fork_leaves_nothing_to_the_next_command(
     Reader(tmp_path, prepared).follow(page)
 
 
+@pytest.mark.beside
 def test_the_page_on_several_machines_works_where_there_is_a_slurm_and_a_ray(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     require_ray()
     require_slurm()
     (tmp_path / "page").mkdir()
     with slurm(tmp_path / "slurm") as cluster:
-        monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
-        Reader(tmp_path / "page").follow(CLUSTER.read_text())
+        conf = cluster.environment["SLURM_CONF"]
+        Reader(tmp_path / "page", SLURM_CONF=conf).follow(CLUSTER.read_text())

@@ -240,6 +240,7 @@ def test_what_breaks_only_in_hosts_ends_the_run_soon_and_it_was_never_ready(
         assert f"{why}\ntianflow: actor-" in last_lines(live, 2)
 
 
+@pytest.mark.beside
 def test_a_constructor_that_hangs_is_given_up_and_tried_again(tmp_path: Path) -> None:
     kwargs = {"folder": str(tmp_path)}
     with harness.run(
@@ -254,6 +255,7 @@ def test_a_constructor_that_hangs_is_given_up_and_tried_again(tmp_path: Path) ->
         live.until_training(more=3)
 
 
+@pytest.mark.beside
 def test_slow_environments_are_neither_killed_nor_starved(tmp_path: Path) -> None:
     settings = {
         "env__num_envs": 1,
@@ -278,6 +280,7 @@ def test_slow_environments_are_neither_killed_nor_starved(tmp_path: Path) -> Non
         assert 143 == live.interrupt(signal.SIGTERM)
 
 
+@pytest.mark.beside
 def test_a_learner_that_refuses_its_settings_ends_the_run_at_its_first_batch(
     tmp_path: Path,
 ) -> None:

@@ -136,69 +136,6 @@ def goes_on_without_checkpoints_while_the_disk_is_full(live: LiveRun) -> None:
     live.until_training(more=10)
 
 
-@pytest.mark.timeout(900)
-def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume(tmp_path: Path) -> None:
-    """It is killed at one moment after the other. What a killed one left half-written is gone once
-    the next has started. Memory, descriptors and files are as they were.
-    """
-    rng = random.Random(CYCLES)
-    with harness.run(tmp_path, **MANY, **SLOW_TO_SAVE) as first:
-        first.until_training(more=5)
-        first.until_checkpoint()
-        first.until_checkpoint()
-        first.until("everyone is there", lambda: first.pid("evaluator") and first.ready())
-        opened = descriptors(first)
-        first.patch("balance", max_staleness=3)  # no checkpoint will have seen it
-        first.until_training(more=5)
-        kill_coordinator(first)
-    half_written = set(first.staged())
-    for cycle in range(CYCLES):
-        with harness.resumed(first) as live:
-            moments = {
-                "it answers, and imports": lambda live=live: (
-                    live.control and live.pid("tianflow-forks")
-                ),
-                "a learner": lambda live=live: live.pid("learner"),
-                "an actor": lambda live=live: live.pid("actors-0"),
-                "a checkpoint is being written": live.staged,
-            }
-            what = list(moments)[cycle % len(moments)]
-            live.until(what, moments[what], within_s=3 * harness.START_S)
-            random_moment(rng)
-            kill_coordinator(live)
-        half_written |= set(first.staged())
-    good, torn = first.checkpoints()[-2:]
-    state = torn / STATE
-    state.write_bytes(bytes([*state.read_bytes()[:-1], state.read_bytes()[-1] ^ 1]))
-    whole = CheckpointStore.load(good)
-    with harness.resumed(first) as again:
-        again.until_training(more=5)
-        assert torn.name in again.stderr
-        assert "a checkpoint is skipped" in again.stderr
-        status = again.status()
-        assert whole.version.lineage < status["versions"]["learner"]["lineage"]
-        assert whole.version.number < status["versions"]["learner"]["number"]
-        assert whole.manifest["env_steps"] < status["progress"]["env_steps"]
-        assert 3 == status["staleness"]["bound"]
-        assert status["staleness"]["max"] <= 3
-        sound(again)
-        again.until("everyone is there", lambda: again.pid("evaluator") and again.ready())
-        more = lambda: descriptors(again) - opened  # noqa: E731 - what a failure tells of, too
-        until("no more descriptors than at first", lambda: not more(), tell=lambda: str(more()))
-        assert half_written.isdisjoint(again.staged())
-        assert 130 == again.interrupt()
-    assert [] == first.staged()
-    assert {
-        "audit.jsonl",
-        "checkpoints",
-        "config.toml",
-        "history.jsonl",
-        "metrics.jsonl",
-        "summary.json",
-    } >= {path.name for path in first.directory.iterdir()}
-    assert 2 == len(first.checkpoints())
-
-
 def descriptors(live: LiveRun) -> Counter[str]:
     """What the coordinator and its hosts hold open, by kind."""
     found: Counter[str] = Counter()
@@ -309,6 +246,70 @@ def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
         assert 2 == live.end()
         assert f"http.port = {taken.getsockname()[1]}: is in use on 127.0.0.1" in live.stderr
         assert "Traceback" not in live.stderr
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.beside
+def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume(tmp_path: Path) -> None:
+    """It is killed at one moment after the other. What a killed one left half-written is gone once
+    the next has started. Memory, descriptors and files are as they were.
+    """
+    rng = random.Random(CYCLES)
+    with harness.run(tmp_path, **MANY, **SLOW_TO_SAVE) as first:
+        first.until_training(more=5)
+        first.until_checkpoint()
+        first.until_checkpoint()
+        first.until("everyone is there", lambda: first.pid("evaluator") and first.ready())
+        opened = descriptors(first)
+        first.patch("balance", max_staleness=3)  # no checkpoint will have seen it
+        first.until_training(more=5)
+        kill_coordinator(first)
+    half_written = set(first.staged())
+    for cycle in range(CYCLES):
+        with harness.resumed(first) as live:
+            moments = {
+                "it answers, and imports": lambda live=live: (
+                    live.control and live.pid("tianflow-forks")
+                ),
+                "a learner": lambda live=live: live.pid("learner"),
+                "an actor": lambda live=live: live.pid("actors-0"),
+                "a checkpoint is being written": live.staged,
+            }
+            what = list(moments)[cycle % len(moments)]
+            live.until(what, moments[what], within_s=3 * harness.START_S)
+            random_moment(rng)
+            kill_coordinator(live)
+        half_written |= set(first.staged())
+    good, torn = first.checkpoints()[-2:]
+    state = torn / STATE
+    state.write_bytes(bytes([*state.read_bytes()[:-1], state.read_bytes()[-1] ^ 1]))
+    whole = CheckpointStore.load(good)
+    with harness.resumed(first) as again:
+        again.until_training(more=5)
+        assert torn.name in again.stderr
+        assert "a checkpoint is skipped" in again.stderr
+        status = again.status()
+        assert whole.version.lineage < status["versions"]["learner"]["lineage"]
+        assert whole.version.number < status["versions"]["learner"]["number"]
+        assert whole.manifest["env_steps"] < status["progress"]["env_steps"]
+        assert 3 == status["staleness"]["bound"]
+        assert status["staleness"]["max"] <= 3
+        sound(again)
+        again.until("everyone is there", lambda: again.pid("evaluator") and again.ready())
+        more = lambda: descriptors(again) - opened  # noqa: E731 - what a failure tells of, too
+        until("no more descriptors than at first", lambda: not more(), tell=lambda: str(more()))
+        assert half_written.isdisjoint(again.staged())
+        assert 130 == again.interrupt()
+    assert [] == first.staged()
+    assert {
+        "audit.jsonl",
+        "checkpoints",
+        "config.toml",
+        "history.jsonl",
+        "metrics.jsonl",
+        "summary.json",
+    } >= {path.name for path in first.directory.iterdir()}
+    assert 2 == len(first.checkpoints())
 
 
 def test_run_after_run_in_one_process_costs_no_descriptor_and_no_thread(tmp_path: Path) -> None:

@@ -201,47 +201,6 @@ def summary_after_the_end(runs: Path) -> dict[str, Any]:
     return until("the end of the run", lambda: read_summary(runs / "one"), within_s=END_S)
 
 
-def test_a_run_stops_with_a_checkpoint_when_its_program_exits(tmp_path: Path) -> None:
-    with program(tmp_path, STARTS) as done:
-        assert "" == done.communicate(timeout=END_S)[1]
-    summary = summary_after_the_end(tmp_path / "runs")
-    assert ("stopped", EOF) == (summary["state"], summary["reason"])
-    assert summary["checkpoint"] == summary["updates"] >= 2
-
-
-def test_a_run_stops_with_a_checkpoint_when_its_program_is_killed(tmp_path: Path) -> None:
-    with program(tmp_path, STARTS + "\n    print('ready', flush=True)\n    run.wait()\n") as done:
-        assert done.stdout is not None
-        assert "ready\n" == done.stdout.readline()
-        done.kill()
-    summary = summary_after_the_end(tmp_path / "runs")
-    assert summary["checkpoint"] == summary["updates"] >= 2
-
-
-def test_ctrl_c_in_a_wait_ends_the_wait_and_not_the_run(tmp_path: Path) -> None:
-    text = (
-        STARTS
-        + """
-    try:
-        print('ready', flush=True)
-        run.wait()
-    except KeyboardInterrupt:
-        print(run.status()["state"], flush=True)
-        before = run.status()["progress"]["updates"]
-        while run.status()["progress"]["updates"] <= before:
-            time.sleep(0.05)
-        run.stop()
-        print(run.wait()["state"], flush=True)
-    """
-    )
-    with program(tmp_path, text) as done:
-        assert done.stdout is not None
-        assert "ready\n" == done.stdout.readline()
-        os.killpg(done.pid, signal.SIGINT)
-        out, err = done.communicate(timeout=END_S)
-    assert (0, ["running", "stopped"]) == (done.returncode, out.split()), err
-
-
 async def test_a_handle_works_beside_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
     """A cell of a notebook runs in a thread with a loop; what blocks is done in another thread here,
     because tests refuse a blocked loop.
@@ -267,43 +226,6 @@ def test_start_does_not_refuse_a_thread_with_a_running_loop(tmp_path: Path) -> N
     with program(tmp_path, text) as done:
         out, err = done.communicate(timeout=END_S)
     assert (0, "done\n") == (done.returncode, out), err
-
-
-def test_a_run_of_a_service_has_a_handle_from_its_queue_to_its_end(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1"}
-    runs = tmp_path / "runs"
-    command = [sys.executable, "-m", "tianflow"]
-    with (tmp_path / "log").open("w") as log:
-        service = subprocess.Popen(
-            [*command, "serve", "--port", "0", "--max-runs", "1", "--runs-dir", str(runs)],
-            env=environment, stdout=log, stderr=log,
-        )  # fmt: skip
-    try:
-        until("the service", lambda: ControlFile.read(runs, "service.json"), within_s=END_S)
-        for name in ("first", "second"):
-            settings = [f"run.name={name}", "run.target_return=null", "run.max_env_steps=null"]
-            done = subprocess.run(
-                [*command, "submit", "cartpole_ppo", *settings, "--runs-dir", str(runs)],
-                env=environment, check=False, capture_output=True, text=True,
-            )  # fmt: skip
-            assert 0 == done.returncode, done.stderr
-        waiting = tianflow.attach("second", runs_dir=runs)
-        assert "pending" == waiting.status()["state"]
-        contact = ControlFile.read(runs, "service.json")
-        assert contact is not None
-        far = tianflow.attach("first", address=contact.address, token=contact.token)
-        trains(far)
-        far.set({"balance.max_staleness": 3})
-        assert 3 == far.status()["staleness"]["bound"]
-        far.stop()
-        assert "stopped" == far.wait(END_S)["state"]
-        assert "stopped" == tianflow.attach("first", runs_dir=runs).wait(END_S)["state"]
-        trains(waiting)
-        waiting.stop()
-        assert "stopped" == waiting.wait(END_S)["state"]
-    finally:
-        service.terminate()
-        service.wait(END_S)
 
 
 async def test_a_run_on_the_loop_has_the_same_methods_with_await(tmp_path: Path) -> None:
@@ -347,6 +269,7 @@ print(done.summary["state"], done.policy)
 """
 
 
+@pytest.mark.beside
 def test_types_of_the_public_names_are_known_to_a_user(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(TYPED + "run.paus()\nstopped: int = run.stop()\n")
@@ -364,3 +287,85 @@ def test_types_of_the_public_names_are_known_to_a_user(tmp_path: Path) -> None:
         for line in done.stdout.splitlines()
         if "error:" in line
     ]
+
+
+@pytest.mark.beside
+def test_a_run_stops_with_a_checkpoint_when_its_program_exits(tmp_path: Path) -> None:
+    with program(tmp_path, STARTS) as done:
+        assert "" == done.communicate(timeout=END_S)[1]
+    summary = summary_after_the_end(tmp_path / "runs")
+    assert ("stopped", EOF) == (summary["state"], summary["reason"])
+    assert summary["checkpoint"] == summary["updates"] >= 2
+
+
+@pytest.mark.beside
+def test_a_run_stops_with_a_checkpoint_when_its_program_is_killed(tmp_path: Path) -> None:
+    with program(tmp_path, STARTS + "\n    print('ready', flush=True)\n    run.wait()\n") as done:
+        assert done.stdout is not None
+        assert "ready\n" == done.stdout.readline()
+        done.kill()
+    summary = summary_after_the_end(tmp_path / "runs")
+    assert summary["checkpoint"] == summary["updates"] >= 2
+
+
+@pytest.mark.beside
+def test_ctrl_c_in_a_wait_ends_the_wait_and_not_the_run(tmp_path: Path) -> None:
+    text = (
+        STARTS
+        + """
+    try:
+        print('ready', flush=True)
+        run.wait()
+    except KeyboardInterrupt:
+        print(run.status()["state"], flush=True)
+        before = run.status()["progress"]["updates"]
+        while run.status()["progress"]["updates"] <= before:
+            time.sleep(0.05)
+        run.stop()
+        print(run.wait()["state"], flush=True)
+    """
+    )
+    with program(tmp_path, text) as done:
+        assert done.stdout is not None
+        assert "ready\n" == done.stdout.readline()
+        os.killpg(done.pid, signal.SIGINT)
+        out, err = done.communicate(timeout=END_S)
+    assert (0, ["running", "stopped"]) == (done.returncode, out.split()), err
+
+
+@pytest.mark.beside
+def test_a_run_of_a_service_has_a_handle_from_its_queue_to_its_end(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1"}
+    runs = tmp_path / "runs"
+    command = [sys.executable, "-m", "tianflow"]
+    with (tmp_path / "log").open("w") as log:
+        service = subprocess.Popen(
+            [*command, "serve", "--port", "0", "--max-runs", "1", "--runs-dir", str(runs)],
+            env=environment, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        until("the service", lambda: ControlFile.read(runs, "service.json"), within_s=END_S)
+        for name in ("first", "second"):
+            settings = [f"run.name={name}", "run.target_return=null", "run.max_env_steps=null"]
+            done = subprocess.run(
+                [*command, "submit", "cartpole_ppo", *settings, "--runs-dir", str(runs)],
+                env=environment, check=False, capture_output=True, text=True,
+            )  # fmt: skip
+            assert 0 == done.returncode, done.stderr
+        waiting = tianflow.attach("second", runs_dir=runs)
+        assert "pending" == waiting.status()["state"]
+        contact = ControlFile.read(runs, "service.json")
+        assert contact is not None
+        far = tianflow.attach("first", address=contact.address, token=contact.token)
+        trains(far)
+        far.set({"balance.max_staleness": 3})
+        assert 3 == far.status()["staleness"]["bound"]
+        far.stop()
+        assert "stopped" == far.wait(END_S)["state"]
+        assert "stopped" == tianflow.attach("first", runs_dir=runs).wait(END_S)["state"]
+        trains(waiting)
+        waiting.stop()
+        assert "stopped" == waiting.wait(END_S)["state"]
+    finally:
+        service.terminate()
+        service.wait(END_S)

@@ -44,30 +44,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_through_every_attack_of_its_environment(tmp_path: Path) -> None:
-    ways = [*ATTACKS, *RESULTS]
-    with harness.run(
-        tmp_path / "runs",
-        env__id=f"{TROUBLES}:HostileEnv",
-        env__kwargs={"folder": str(tmp_path), "ways": ways},
-        env__num_envs=1,
-        env__step_timeout_s=3.0,
-        algorithm__minibatch_size=16,
-        run__max_restarts=100,
-    ) as live:
-        live.until("every attack", lambda: all((tmp_path / way).exists() for way in ways))
-        live.until("a ready run", live.ready)
-        live.until_training(more=20)
-        metrics = live.metrics()
-        assert 0.0 == metrics["staleness_violations_total",]
-        for reason in ("env_error", "env_hang"):
-            assert 1.0 <= metrics["trajectories_dropped_total", reason]
-        for number in (signal.SIGSEGV, signal.SIGKILL):
-            assert f"signal {number:d}" in live.stderr
-        assert 130 == live.interrupt()
-        assert live.result["checkpoint"] == live.result["updates"]
-
-
 # Shells
 # --------------------------------------------------------------------------------------------------
 
@@ -162,18 +138,6 @@ def test_a_user_other_than_root_with_closed_standard_streams(tmp_path: Path) -> 
 
 # The service
 # --------------------------------------------------------------------------------------------------
-
-
-def test_a_service_that_is_stopped_and_killed_or_hangs_up_leaves_nothing(tmp_path: Path) -> None:
-    with service(tmp_path / "runs") as served:
-        served.submit("a", actors__count=1, actors__hosts=1)
-        served.until_training("a")
-        served.process.send_signal(signal.SIGSTOP)
-        assert -signal.SIGKILL == served.stop(signal.SIGKILL)
-        served.nothing_left()
-    with service(tmp_path / "runs", mark=served.mark) as again:
-        again.until_training("a")
-        assert -signal.SIGHUP == again.stop(signal.SIGHUP)
 
 
 # The console
@@ -432,3 +396,41 @@ def test_a_page_of_another_origin_cannot_frame_or_ask(live: LiveRun, page: Page)
         finally:
             other.shutdown()
     assert "running" == live.status()["state"]
+
+
+@pytest.mark.beside
+def test_a_run_goes_on_through_every_attack_of_its_environment(tmp_path: Path) -> None:
+    ways = [*ATTACKS, *RESULTS]
+    with harness.run(
+        tmp_path / "runs",
+        env__id=f"{TROUBLES}:HostileEnv",
+        env__kwargs={"folder": str(tmp_path), "ways": ways},
+        env__num_envs=1,
+        env__step_timeout_s=3.0,
+        algorithm__minibatch_size=16,
+        run__max_restarts=100,
+    ) as live:
+        live.until("every attack", lambda: all((tmp_path / way).exists() for way in ways))
+        live.until("a ready run", live.ready)
+        live.until_training(more=20)
+        metrics = live.metrics()
+        assert 0.0 == metrics["staleness_violations_total",]
+        for reason in ("env_error", "env_hang"):
+            assert 1.0 <= metrics["trajectories_dropped_total", reason]
+        for number in (signal.SIGSEGV, signal.SIGKILL):
+            assert f"signal {number:d}" in live.stderr
+        assert 130 == live.interrupt()
+        assert live.result["checkpoint"] == live.result["updates"]
+
+
+@pytest.mark.beside
+def test_a_service_that_is_stopped_and_killed_or_hangs_up_leaves_nothing(tmp_path: Path) -> None:
+    with service(tmp_path / "runs") as served:
+        served.submit("a", actors__count=1, actors__hosts=1)
+        served.until_training("a")
+        served.process.send_signal(signal.SIGSTOP)
+        assert -signal.SIGKILL == served.stop(signal.SIGKILL)
+        served.nothing_left()
+    with service(tmp_path / "runs", mark=served.mark) as again:
+        again.until_training("a")
+        assert -signal.SIGHUP == again.stop(signal.SIGHUP)

@@ -90,6 +90,59 @@ trajectory: it expires between the choice of the first action and the report of 
 """
 
 
+def failures(live: LiveRun) -> list[float]:
+    """Batches that have failed, of each server."""
+    return [live.metric("inference_failures_total", name) for name in SERVERS]
+
+
+def actors_and_slots_that_are_added_are_served(live: LiveRun) -> None:
+    slots = live.metric("slots")
+    live.patch("actors", count=12)
+    live.patch("balance", max_staleness=16)
+    live.until("twelve actors report", lambda: 12.0 == live.metric("actors"))
+    live.until("there are more slots", lambda: live.metric("slots") > slots)
+
+    def all_have_worked() -> bool:
+        counted = live.metrics()
+        return all(
+            counted.get(("actor_trajectories_total", f"actor-{index}"), 0.0) > 0.0
+            for index in range(12)
+        )
+
+    live.until("each of them has made a trajectory", all_have_worked)
+    sound(live)
+    live.patch("actors", count=1)
+    live.until("one is left", lambda: 1.0 == live.metric("actors"))
+    live.until_training(more=20)
+    sound(live)
+
+
+def test_rows_of_one_trajectory_have_the_versions_of_their_batches(tmp_path: Path) -> None:
+    """The oracle checks each label against its action; here versions change within trajectories."""
+    config = oracle_config(
+        tmp_path / "record",
+        env={"seconds": 0.002, "jitter": False},
+        actors={"count": 2, "rollout_steps": 64, "inference": "central"},
+        inference={"device": "cpu"},
+        balance={"max_staleness": 16, "min_fragment_steps": 1},
+        placement={"launcher": "inline"},
+    )
+    spread: list[int] = []
+
+    async def whole() -> None:
+        async with api.open_run(config, runs_dir=tmp_path) as handle:
+            run = handle.run
+            await until(run, 12)
+            for slot in range(run.exchange.arena.slots):
+                versions = run.exchange.arena.views(slot)["version"]
+                spread.append(int(versions.max() - versions.min()))
+            run.lifecycle.end("done", "test")
+            await handle.wait()
+
+    asyncio.run(whole())
+    assert max(spread) > 0
+
+
 def test_batches_that_fail_are_computed_again_and_nothing_is_lost(tmp_path: Path) -> None:
     """The first ones for any reason, later ones for want of memory."""
     full = tmp_path / "full"
@@ -129,11 +182,6 @@ def test_batches_that_fail_are_computed_again_and_nothing_is_lost(tmp_path: Path
         live.until("no descriptor is lost", lambda: live.descriptors() <= descriptors)
 
 
-def failures(live: LiveRun) -> list[float]:
-    """Batches that have failed, of each server."""
-    return [live.metric("inference_failures_total", name) for name in SERVERS]
-
-
 def test_replay_is_fed_by_servers_and_both_ledgers_stay_sound(tmp_path: Path) -> None:
     """Servers record the columns from which first priorities follow, so draws follow them."""
     with apex(tmp_path, **CENTRAL | {"balance__max_staleness": "unbounded"}) as live:
@@ -147,109 +195,6 @@ def test_replay_is_fed_by_servers_and_both_ledgers_stay_sound(tmp_path: Path) ->
         assert metrics["trajectories_inserted_total",] > 0
         # Trajectories on their way to the shard are lost with it.
         assert reasons_of_drops(metrics) <= {"stopped", "died", "shard_lost"}
-
-
-def actors_and_slots_that_are_added_are_served(live: LiveRun) -> None:
-    slots = live.metric("slots")
-    live.patch("actors", count=12)
-    live.patch("balance", max_staleness=16)
-    live.until("twelve actors report", lambda: 12.0 == live.metric("actors"))
-    live.until("there are more slots", lambda: live.metric("slots") > slots)
-
-    def all_have_worked() -> bool:
-        counted = live.metrics()
-        return all(
-            counted.get(("actor_trajectories_total", f"actor-{index}"), 0.0) > 0.0
-            for index in range(12)
-        )
-
-    live.until("each of them has made a trajectory", all_have_worked)
-    sound(live)
-    live.patch("actors", count=1)
-    live.until("one is left", lambda: 1.0 == live.metric("actors"))
-    live.until_training(more=20)
-    sound(live)
-
-
-def test_more_actors_a_new_lineage_and_a_resumed_run_are_served(tmp_path: Path) -> None:
-    with harness.run(tmp_path, **MANY, **CENTRAL) as first:
-        first.until_training(more=20)
-        actors_and_slots_that_are_added_are_served(first)
-        first.patch("actors", count=4)
-        first.until_checkpoint()
-        first.kill("learner")
-        first.until("a new lineage", lambda: 2 == first.status()["versions"]["learner"]["lineage"])
-        first.until_training(more=20)
-        sound(first)
-        assert 130 == first.interrupt()
-        updates = first.result["updates"]
-    with harness.resumed(first) as again:
-        again.until_training(more=20)
-        found = again.status()["versions"]["learner"]
-        assert 3 == found["lineage"]
-        assert updates < found["number"]
-        assert again.metric("inference_requests_total", "inference-1") > 0
-        servers_are_back(again, {"inference-1": again.kill("inference-1")})
-        again.until_training(more=20)
-        sound(again)
-
-
-def test_central_inference_is_exact_over_kills_cuts_and_live_changes(tmp_path: Path) -> None:
-    dice = random.Random(3)
-    config = oracle_config(
-        tmp_path / "record",
-        env={"seconds": 0.002, "slow_share": 0.05, "factor": 20.0, "length": 12},
-        algorithm={"update_s": 0.004},
-        actors={"count": 4, "hosts": 2, "rollout_steps": 8, "inference": "central"},
-        inference={"servers": 2, "device": "cpu"},
-        balance={"max_staleness": 2, "min_fragment_steps": 1},
-        placement={"launcher": "processes", "affinity": "none"},
-        checkpoint={"every_s": 1.0},
-        run={"max_restarts": 100},
-    )
-    victims = ["inference-0", "learner", "actors-1", "inference-1"]
-
-    def change_waits(run: Run, dice: random.Random) -> None:
-        change(run, dice)
-        waits = {"inference": {"max_wait_s": dice.choice([0.0, 0.001, 0.01])}}
-        run.control.change(waits, source="test")
-        if dice.random() < 0.2:
-            run.control.pause(source="test")
-            asyncio.get_running_loop().call_later(0.3, lambda: run.control.resume(source="test"))
-
-    run = asyncio.run(
-        shaken(tmp_path, config, victims, dice, change_waits, trajectories=TRAJECTORIES)
-    )
-    ledger = run.exchange.ledger.snapshot()
-    assert 0 == ledger.violations
-    assert ledger.cuts > 0
-    assert ledger.trained >= TRAJECTORIES
-
-
-def test_rows_of_one_trajectory_have_the_versions_of_their_batches(tmp_path: Path) -> None:
-    """The oracle checks each label against its action; here versions change within trajectories."""
-    config = oracle_config(
-        tmp_path / "record",
-        env={"seconds": 0.002, "jitter": False},
-        actors={"count": 2, "rollout_steps": 64, "inference": "central"},
-        inference={"device": "cpu"},
-        balance={"max_staleness": 16, "min_fragment_steps": 1},
-        placement={"launcher": "inline"},
-    )
-    spread: list[int] = []
-
-    async def whole() -> None:
-        async with api.open_run(config, runs_dir=tmp_path) as handle:
-            run = handle.run
-            await until(run, 12)
-            for slot in range(run.exchange.arena.slots):
-                versions = run.exchange.arena.views(slot)["version"]
-                spread.append(int(versions.max() - versions.min()))
-            run.lifecycle.end("done", "test")
-            await handle.wait()
-
-    asyncio.run(whole())
-    assert max(spread) > 0
 
 
 def test_two_runs_of_a_service_do_not_share_a_server(tmp_path: Path) -> None:
@@ -279,8 +224,8 @@ def test_two_runs_of_a_service_do_not_share_a_server(tmp_path: Path) -> None:
 
 @pytest.fixture(name="live", scope="module")
 def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
-    """A run with two servers, for tests that leave it ready, with the same actors and learner. They are
-    the last ones, because it goes on until all tests have ended.
+    """A run with two servers, for tests that leave it ready, with the same actors and learner. It goes
+    on until all tests have ended; only the outcomes of tests beside it come later.
     """
     with harness.run(tmp_path_factory.mktemp("live"), **MANY, **PATIENT) as live:
         live.until_training(more=20)
@@ -339,3 +284,60 @@ def test_a_server_that_is_slower_than_patience_costs_trajectories_only(live: Liv
     assert hosts == all_hosts(live)
     patient = {key: PATIENT[f"balance__{key}"] for key in ("straggler_patience", "max_staleness")}
     live.patch("balance", **patient)
+
+
+@pytest.mark.beside
+def test_central_inference_is_exact_over_kills_cuts_and_live_changes(tmp_path: Path) -> None:
+    dice = random.Random(3)
+    config = oracle_config(
+        tmp_path / "record",
+        env={"seconds": 0.002, "slow_share": 0.05, "factor": 20.0, "length": 12},
+        algorithm={"update_s": 0.004},
+        actors={"count": 4, "hosts": 2, "rollout_steps": 8, "inference": "central"},
+        inference={"servers": 2, "device": "cpu"},
+        balance={"max_staleness": 2, "min_fragment_steps": 1},
+        placement={"launcher": "processes", "affinity": "none"},
+        checkpoint={"every_s": 1.0},
+        run={"max_restarts": 100},
+    )
+    victims = ["inference-0", "learner", "actors-1", "inference-1"]
+
+    def change_waits(run: Run, dice: random.Random) -> None:
+        change(run, dice)
+        waits = {"inference": {"max_wait_s": dice.choice([0.0, 0.001, 0.01])}}
+        run.control.change(waits, source="test")
+        if dice.random() < 0.2:
+            run.control.pause(source="test")
+            asyncio.get_running_loop().call_later(0.3, lambda: run.control.resume(source="test"))
+
+    run = asyncio.run(
+        shaken(tmp_path, config, victims, dice, change_waits, trajectories=TRAJECTORIES)
+    )
+    ledger = run.exchange.ledger.snapshot()
+    assert 0 == ledger.violations
+    assert ledger.cuts > 0
+    assert ledger.trained >= TRAJECTORIES
+
+
+@pytest.mark.beside
+def test_more_actors_a_new_lineage_and_a_resumed_run_are_served(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **MANY, **CENTRAL) as first:
+        first.until_training(more=20)
+        actors_and_slots_that_are_added_are_served(first)
+        first.patch("actors", count=4)
+        first.until_checkpoint()
+        first.kill("learner")
+        first.until("a new lineage", lambda: 2 == first.status()["versions"]["learner"]["lineage"])
+        first.until_training(more=20)
+        sound(first)
+        assert 130 == first.interrupt()
+        updates = first.result["updates"]
+    with harness.resumed(first) as again:
+        again.until_training(more=20)
+        found = again.status()["versions"]["learner"]
+        assert 3 == found["lineage"]
+        assert updates < found["number"]
+        assert again.metric("inference_requests_total", "inference-1") > 0
+        servers_are_back(again, {"inference-1": again.kill("inference-1")})
+        again.until_training(more=20)
+        sound(again)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
 PATIENCE_S = 900.0
-NAME = "learning"
 MEMORY = {
     "env.id": "tianflow.envs.recall:Recall",
     "env.kwargs": {"gap": 10},
@@ -48,8 +48,9 @@ def train(folder: Path, config: str, **settings: object) -> dict[str, Any]:
     """
     own: Any = settings.pop("own", {})
     given = {**own, **{key.replace("__", "."): value for key, value in settings.items()}}
+    name = f"learning-{uuid.uuid4().hex[:12]}"
     live = LiveRun(
-        folder, {"run.name": NAME, "placement.affinity": "none", **given}, (config,), NAME
+        folder, {"run.name": name, "placement.affinity": "none", **given}, (config,), name
     )
     try:
         assert 0 == live.end(PATIENCE_S), live.output()
@@ -121,6 +122,7 @@ def test_an_algorithm_and_an_environment_without_a_config_learn(
     assert score <= finished.summary["evaluation"]["mean_return"]
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(("config", "slowdown"), [("cartpole_ppo", 3.0), ("cartpole_impala", 8.0)])
 def test_a_slow_learner_makes_data_as_old_as_the_bound_and_they_still_teach(
     config: str, slowdown: float, tmp_path: Path

@@ -10,7 +10,7 @@ from tests.e2e import harness
 from tests.e2e.harness import LiveRun
 from tianflow.rundir.checkpoints import CheckpointStore
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.beside(lanes=3), pytest.mark.timeout(400)]
 TROUBLES = "tests.e2e.troubles"
 
 

@@ -229,6 +229,7 @@ def node_on(
     )
 
 
+@pytest.mark.beside
 def test_machines_train_over_cables_that_may_be_down_for_less_than_the_lease(
     tmp_path: Path,
 ) -> None:
@@ -315,6 +316,7 @@ def a_node_is_lost_with_a_link_that_is_down_for_longer(
     assert live.metric("staleness_violations_total") == 0
 
 
+@pytest.mark.beside
 def test_links_may_be_half_open_clocks_wrong_and_nodes_come_and_go_at_once(tmp_path: Path) -> None:
     """A half-open link costs the hosts of its node. A clock that is an hour off costs nothing."""
     try:

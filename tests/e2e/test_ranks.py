@@ -37,37 +37,6 @@ def ranks(live: LiveRun) -> tuple[int | None, int | None]:
     return live.pid("learner"), live.pid("learner-1")
 
 
-def test_no_trajectory_is_lost_or_too_old_while_ranks_are_killed(tmp_path: Path) -> None:
-    """Under live bounds and sizes of batches; the record of the oracle agrees with the ledger."""
-    config = oracle_config(
-        tmp_path / "record",
-        env={"seconds": 0.002, "slow_share": 0.05, "factor": 20.0, "length": 12},
-        algorithm={
-            "name": "tests.e2e.ranked:RankedOracle",
-            "update_s": 0.004,
-            "batch_trajectories": 2,
-        },
-        learner={"ranks": 2},
-        actors={"count": 4, "hosts": 2, "rollout_steps": 8, "refresh": "step"},
-        balance={"max_staleness": 2, "min_fragment_steps": 1},
-        placement={"launcher": "processes", "affinity": "none"},
-        checkpoint={"every_s": 1.0},
-        run={"max_restarts": 100},
-    )
-    victims = [("learner-1", "learner", "actors-0")[kill % 3] for kill in range(KILLS)]
-
-    live = asyncio.run(shaken(tmp_path, config, victims, random.Random(1), change))
-    lost = sum(victim.startswith("learner") for victim in victims)
-    assert 0 == live.exchange.ledger.snapshot().violations
-    assert 1 + lost == len({use.pid for use in uses(tmp_path / "record")})
-    restarts = live.hosts.restarts
-    assert lost == sum(
-        count
-        for (host, reason), count in restarts.items()
-        if host.startswith("learner") and reason == "rank_lost"
-    )
-
-
 @pytest.fixture(name="live", scope="module")
 def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     """A run of two ranks for three tests; the last of them ends it."""
@@ -124,9 +93,42 @@ def test_a_resumed_run_may_have_another_number_of_ranks(live: LiveRun) -> None:
         updates = again.result["updates"]
 
 
+@pytest.mark.beside
 def test_ranks_share_a_draw_and_return_its_priorities(tmp_path: Path) -> None:
     with apex(tmp_path / "runs", learner__ranks=2) as live:
         live.until_training(more=30)
         sound(live)
         assert all(pid is not None for pid in ranks(live))
         assert 130 == live.interrupt()
+
+
+@pytest.mark.beside
+def test_no_trajectory_is_lost_or_too_old_while_ranks_are_killed(tmp_path: Path) -> None:
+    """Under live bounds and sizes of batches; the record of the oracle agrees with the ledger."""
+    config = oracle_config(
+        tmp_path / "record",
+        env={"seconds": 0.002, "slow_share": 0.05, "factor": 20.0, "length": 12},
+        algorithm={
+            "name": "tests.e2e.ranked:RankedOracle",
+            "update_s": 0.004,
+            "batch_trajectories": 2,
+        },
+        learner={"ranks": 2},
+        actors={"count": 4, "hosts": 2, "rollout_steps": 8, "refresh": "step"},
+        balance={"max_staleness": 2, "min_fragment_steps": 1},
+        placement={"launcher": "processes", "affinity": "none"},
+        checkpoint={"every_s": 1.0},
+        run={"max_restarts": 100},
+    )
+    victims = [("learner-1", "learner", "actors-0")[kill % 3] for kill in range(KILLS)]
+
+    live = asyncio.run(shaken(tmp_path, config, victims, random.Random(1), change))
+    lost = sum(victim.startswith("learner") for victim in victims)
+    assert 0 == live.exchange.ledger.snapshot().violations
+    assert 1 + lost == len({use.pid for use in uses(tmp_path / "record")})
+    restarts = live.hosts.restarts
+    assert lost == sum(
+        count
+        for (host, reason), count in restarts.items()
+        if host.startswith("learner") and reason == "rank_lost"
+    )

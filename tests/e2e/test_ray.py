@@ -84,6 +84,7 @@ def test_apex_has_its_shards_on_the_nodes_and_a_killed_coordinator_leaves_no_act
         until("no actor is left", lambda: cluster.actors == 0, within_s=60)
 
 
+@pytest.mark.beside
 def test_a_machine_without_a_cluster_is_refused_with_what_to_start(tmp_path: Path) -> None:
     require_ray()
     with harness.run(

@@ -235,6 +235,7 @@ def ratio(live: LiveRun, *, inserts: int) -> tuple[float, float]:
     return drawn / inserted, BAND / inserted
 
 
+@pytest.mark.beside
 def test_draws_keep_to_their_ratio_whoever_is_faster_and_to_another_one_at_once(
     tmp_path: Path,
 ) -> None:

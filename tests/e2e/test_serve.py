@@ -150,7 +150,8 @@ class Service:
             for entry in processes():
                 comm = Path(f"/proc/{entry.pid}/comm")
                 if (
-                    carries(entry.pid, "TIANFLOW_RUN", run)
+                    carries(entry.pid, "TIANFLOW_TEST", self.mark)
+                    and carries(entry.pid, "TIANFLOW_RUN", run)
                     and comm.exists()
                     and comm.read_text().strip() == host
                 ):
@@ -181,54 +182,6 @@ def service(folder: Path, *arguments: str, mark: str | None = None) -> Iterator[
         made.process.wait()
         for pid in made.descendants():
             os.kill(pid, signal.SIGKILL)
-
-
-def test_a_killed_service_leaves_nothing_and_goes_on_with_all_its_runs(tmp_path: Path) -> None:
-    names = ("a", "b")
-    with service(tmp_path / "runs", "--max-runs", "2") as first:
-        for name in names:
-            first.submit(name)
-        first.until_training(*names)
-        assert 0 == first.tell("set", "a", "balance.max_staleness=3").returncode
-        assert 0 == first.tell("pause", "b").returncode
-        first.until("b rests", lambda: first.run("b").get("state") == "paused")
-        before = {name: first.run(name)["progress"]["env_steps"] for name in names}
-        first.process.kill()
-        first.process.wait()
-        first.nothing_left()
-        with service(first.folder, "--max-runs", "2", mark=first.mark) as second:
-            second.until_training("a")
-            second.until("b rests again", lambda: second.run("b").get("state") == "paused")
-            found = {name: second.run(name) for name in names}
-            assert all(found[name]["progress"]["env_steps"] >= before[name] for name in names)
-            assert {"a": 3, "b": 1} == {name: found[name]["staleness"]["bound"] for name in names}
-            assert {0} == {found[name]["staleness"]["violations"] for name in names}
-            assert all(
-                json.loads(line)["action"]
-                for line in (second.folder / "a" / "audit.jsonl").read_text().splitlines()
-            )
-
-
-def test_a_coordinator_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    with service(tmp_path / "runs") as served:
-        served.submit("a", checkpoint__every_s=0.5)
-        served.until_training("a")
-        served.until(
-            "a checkpoint", lambda: served.get("/api/v1/runs/a/checkpoints")[1]["checkpoints"]
-        )
-        coordinator = ControlFile.read(served.folder / "a")
-        assert coordinator is not None
-        steps = served.get("/api/v1/runs/a/checkpoints")[1]["checkpoints"][0]["env_steps"]
-        os.kill(coordinator.pid, signal.SIGKILL)
-        served.until(
-            "another process",
-            lambda: (
-                (found := ControlFile.read(served.folder / "a")) and found.pid != coordinator.pid
-            ),
-        )
-        served.until_training("a")
-        assert served.run("a")["progress"]["env_steps"] >= steps
-        assert 0 == served.run("a")["staleness"]["violations"]
 
 
 def test_a_stopped_learner_is_told_of_while_the_service_answers(tmp_path: Path) -> None:
@@ -323,3 +276,53 @@ def test_a_config_that_names_what_it_may_not_or_what_does_not_exist_is_refused_a
             assert refused.stderr.startswith(f"env.id = '{env}'")
             assert [] == served.get("/api/v1/runs")[1]["runs"]
             assert [] == served.descendants()
+
+
+@pytest.mark.beside
+def test_a_killed_service_leaves_nothing_and_goes_on_with_all_its_runs(tmp_path: Path) -> None:
+    names = ("a", "b")
+    with service(tmp_path / "runs", "--max-runs", "2") as first:
+        for name in names:
+            first.submit(name)
+        first.until_training(*names)
+        assert 0 == first.tell("set", "a", "balance.max_staleness=3").returncode
+        assert 0 == first.tell("pause", "b").returncode
+        first.until("b rests", lambda: first.run("b").get("state") == "paused")
+        before = {name: first.run(name)["progress"]["env_steps"] for name in names}
+        first.process.kill()
+        first.process.wait()
+        first.nothing_left()
+        with service(first.folder, "--max-runs", "2", mark=first.mark) as second:
+            second.until_training("a")
+            second.until("b rests again", lambda: second.run("b").get("state") == "paused")
+            found = {name: second.run(name) for name in names}
+            assert all(found[name]["progress"]["env_steps"] >= before[name] for name in names)
+            assert {"a": 3, "b": 1} == {name: found[name]["staleness"]["bound"] for name in names}
+            assert {0} == {found[name]["staleness"]["violations"] for name in names}
+            assert all(
+                json.loads(line)["action"]
+                for line in (second.folder / "a" / "audit.jsonl").read_text().splitlines()
+            )
+
+
+@pytest.mark.beside
+def test_a_coordinator_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    with service(tmp_path / "runs") as served:
+        served.submit("a", checkpoint__every_s=0.5)
+        served.until_training("a")
+        served.until(
+            "a checkpoint", lambda: served.get("/api/v1/runs/a/checkpoints")[1]["checkpoints"]
+        )
+        coordinator = ControlFile.read(served.folder / "a")
+        assert coordinator is not None
+        steps = served.get("/api/v1/runs/a/checkpoints")[1]["checkpoints"][0]["env_steps"]
+        os.kill(coordinator.pid, signal.SIGKILL)
+        served.until(
+            "another process",
+            lambda: (
+                (found := ControlFile.read(served.folder / "a")) and found.pid != coordinator.pid
+            ),
+        )
+        served.until_training("a")
+        assert served.run("a")["progress"]["env_steps"] >= steps
+        assert 0 == served.run("a")["staleness"]["violations"]

@@ -68,18 +68,6 @@ def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(
         ended_with_a_checkpoint(live, number, [])
 
 
-def test_two_signals_amid_training_end_it_at_once(tmp_path: Path) -> None:
-    with harness.run(tmp_path, **SLOW_TO_SAVE) as live:
-        live.until_training(more=5)
-        live.process.send_signal(signal.SIGINT)
-        live.until("the first is heard", lambda: "SIGINT: stopping" in live.stderr)
-        assert 130 == live.interrupt(signal.SIGINT)
-        assert "stopped" == live.result["state"]
-        assert [] == live.checkpoints()
-        assert [] == live.staged()
-        calm(live)
-
-
 def test_one_signal_amid_a_checkpoint_leaves_whole_ones_only(tmp_path: Path) -> None:
     with harness.run(tmp_path, **SLOW_TO_SAVE) as live:
         live.until_training(more=5)
@@ -88,20 +76,6 @@ def test_one_signal_amid_a_checkpoint_leaves_whole_ones_only(tmp_path: Path) -> 
         live.until("a checkpoint is being written", live.staged)
         assert 143 == live.interrupt(signal.SIGTERM)
         ended_with_a_checkpoint(live, signal.SIGTERM, [first])
-
-
-def test_two_signals_amid_a_checkpoint_keep_the_one_before(tmp_path: Path) -> None:
-    with harness.run(tmp_path, **SLOW_TO_SAVE) as live:
-        live.until_training(more=5)
-        first = live.until_checkpoint()
-        live.act("checkpoint")
-        live.until("a checkpoint is being written", live.staged)
-        live.process.send_signal(signal.SIGTERM)
-        live.until("the first is heard", lambda: "SIGTERM: stopping" in live.stderr)
-        assert 143 == live.interrupt(signal.SIGINT)
-        assert [first] == live.checkpoints()
-        assert [] == live.staged()
-        calm(live)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +114,7 @@ def test_a_signal_ends_the_check_of_an_environment_that_does_not_come_back(
         calm(live)
 
 
+@pytest.mark.beside
 def test_a_stopped_fork_server_keeps_no_run_from_ending(tmp_path: Path) -> None:
     with harness.run(tmp_path, run__grace_s=1.0) as live:
         live.until_training(more=5)
@@ -147,3 +122,31 @@ def test_a_stopped_fork_server_keeps_no_run_from_ending(tmp_path: Path) -> None:
         live.kill("actors-0", signal.SIGSTOP)
         assert 130 == live.interrupt()
         assert saved_anew(live, [])
+
+
+@pytest.mark.beside
+def test_two_signals_amid_training_end_it_at_once(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **SLOW_TO_SAVE) as live:
+        live.until_training(more=5)
+        live.process.send_signal(signal.SIGINT)
+        live.until("the first is heard", lambda: "SIGINT: stopping" in live.stderr)
+        assert 130 == live.interrupt(signal.SIGINT)
+        assert "stopped" == live.result["state"]
+        assert [] == live.checkpoints()
+        assert [] == live.staged()
+        calm(live)
+
+
+@pytest.mark.beside
+def test_two_signals_amid_a_checkpoint_keep_the_one_before(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **SLOW_TO_SAVE) as live:
+        live.until_training(more=5)
+        first = live.until_checkpoint()
+        live.act("checkpoint")
+        live.until("a checkpoint is being written", live.staged)
+        live.process.send_signal(signal.SIGTERM)
+        live.until("the first is heard", lambda: "SIGTERM: stopping" in live.stderr)
+        assert 143 == live.interrupt(signal.SIGINT)
+        assert [first] == live.checkpoints()
+        assert [] == live.staged()
+        calm(live)

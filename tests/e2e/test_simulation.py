@@ -10,19 +10,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.harness import LiveRun, run
+from tests.e2e.harness import LiveRun, assignment, run
 from tests.e2e.test_live import tianflow
 from tianflow.rundir.history import NAME, Row, read_rows
 
 log = logging.getLogger(__name__)
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SETTLED_S = 6.0
-"""After the first trained line: what shares of time look back to is over then."""
+"""After the first updates: what shares of time look back to is over then."""
 MEASURED_S = 15.0
 UPDATES = ("--updates", "1000", "--warmup", "100")
 BOUND = 2
@@ -65,17 +67,31 @@ class Seen:
         return pytest.approx(self.pace, rel=0.1), pytest.approx(self.age, rel=0.1)
 
 
-def settled(rows: list[Row]) -> list[Row]:
-    """Lines of steady training, the first of which only marks where the others begin."""
-    running = [row for row in rows if row["state"] == "running" and row["updates"] > 0]
-    return [row for row in running if row["t"] >= running[0]["t"] + SETTLED_S]
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run, and what was seen of it."""
+
+    live: LiveRun
+    seen: Seen
 
 
-def measured(live: LiveRun) -> Seen:
+def settled(rows: list[Row], since: float) -> list[Row]:
+    """Lines of steady training, the first of which only marks where the others begin. ``since``:
+    seconds of the run after which it has the machine as it has it later.
+    """
+    return [row for row in rows if row["state"] == "running" and row["t"] >= since + SETTLED_S]
+
+
+def newest(live: LiveRun) -> float:
+    """Seconds of its run, at the newest line."""
+    return float(read_rows(live.directory / NAME)[-1]["t"])
+
+
+def measured(live: LiveRun, since: float) -> Seen:
     """Once it has trained for long enough."""
 
     def rows() -> list[Row]:
-        found = settled(read_rows(live.directory / NAME))
+        found = settled(read_rows(live.directory / NAME), since)
         return found if found and found[-1]["t"] - found[0]["t"] >= MEASURED_S else []
 
     seen = live.until("it has trained for long enough", rows)
@@ -107,76 +123,85 @@ def forecast(live: LiveRun, *changes: str) -> Seen:
     return Seen(outcome["steps_per_s"], outcome["staleness"]["mean"])
 
 
-def oracle(
-    folder: Path,
-    changes: Mapping[str, object],
-    *,
-    algorithm: str = "tests.e2e.steady:SteadyOracle",
-) -> LiveRun:
+def oracle(folder: Path, changes: Mapping[str, object]) -> AbstractContextManager[LiveRun]:
     config = folder / "oracle.toml"
     config.write_text(
-        f"[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n"
+        "[env]\nid = 'tests.support.oracle:EchoEnv'\n"
+        "[algorithm]\nname = 'tests.e2e.steady:SteadyOracle'\n"
     )
-    settings = {**SETTINGS, "algorithm__record": str(folder / "record"), **changes}
+    settings: dict[str, Any] = {**SETTINGS, "algorithm__record": str(folder / "record"), **changes}
     return run(folder / "runs", str(config), **settings)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    ["tests.e2e.steady:SteadyOracle", "tests.support.oracle:Oracle"],
-    ids=["trajectories vary", "updates vary, too"],
-)
-def test_a_steady_run_is_forecast_within_a_tenth(tmp_path: Path, algorithm: str) -> None:
+def side_by_side(folder: Path, changes: Mapping[str, Mapping[str, object]]) -> dict[str, Measured]:
+    """Runs with these changes, by the same names. They rest most of the time, so they leave each
+    other the cores. What they did while one of them still started is not measured.
+    """
+    with ExitStack() as stack:
+        lives = {}
+        for place, (name, changed) in enumerate(changes.items()):
+            (folder / str(place)).mkdir()
+            lives[name] = stack.enter_context(oracle(folder / str(place), changed))
+        for live in lives.values():
+            live.until_training()
+        since = {name: newest(live) for name, live in lives.items()}
+        seen = {name: measured(live, since[name]) for name, live in lives.items()}
+    return {name: Measured(live, seen[name]) for name, live in lives.items()}
+
+
+STEADY_RUNS: Mapping[str, Mapping[str, object]] = {
+    "trajectories vary": {},
+    "updates vary, too": {"algorithm__name": "tests.support.oracle:Oracle"},
+    "nothing varies": {"env__kwargs": STEADY},
+    "few actors": {"actors__count": 2},
+}
+OTHERS: Mapping[str, Mapping[str, object]] = {
+    "more actors": {"actors__count": 6},
+    "more actors, a tighter bound": {"actors__count": 6, "balance__max_staleness": 1},
+    "more actors, a slower learner": {"actors__count": 6, "learner__slowdown": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
+    """Measured runs that have ended."""
+    return side_by_side(tmp_path_factory.mktemp("steady"), STEADY_RUNS)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
+    """Measured runs with changes that a run of few actors forecasts; they have ended."""
+    return side_by_side(tmp_path_factory.mktemp("others"), OTHERS)
+
+
+@pytest.mark.parametrize("name", ["trajectories vary", "updates vary, too"])
+def test_a_steady_run_is_forecast_within_a_tenth(steady: dict[str, Measured], name: str) -> None:
     """Throughput and mean staleness, from where its time went alone: nothing of either is result to
     the simulation.
     """
-    with oracle(tmp_path, {}, algorithm=algorithm) as live:
-        seen, result = measured(live), forecast(live)
+    seen, result = steady[name].seen, forecast(steady[name].live)
     log.info("seen %s, forecast %s", seen, result)
     assert seen.near() == (result.pace, result.age)
 
 
 def test_the_pace_of_a_run_in_which_nothing_varies_is_forecast_within_a_tenth(
-    tmp_path: Path,
+    steady: dict[str, Measured],
 ) -> None:
     """How its actors fall into step, which makes 1.0 or 1.5 of the mean staleness, hangs on which
     of them was up first.
     """
-    with oracle(
-        tmp_path, {"env__kwargs": STEADY}, algorithm="tests.e2e.steady:SteadyOracle"
-    ) as live:
-        seen, result = measured(live), forecast(live)
+    seen, result = steady["nothing varies"].seen, forecast(steady["nothing varies"].live)
     log.info("seen %s, forecast %s", seen, result)
     assert (seen.near()[0], True) == (result.pace, 0 < seen.age <= BOUND >= result.age > 0)
 
 
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
-    """A measured run of two actors, which has ended."""
-    with oracle(tmp_path_factory.mktemp("few"), {"actors__count": 2}) as live:
-        measured(live)
-    return live
-
-
-@pytest.mark.parametrize(
-    ("changes", "overrides"),
-    [
-        ({"actors__count": 6}, ["actors.count=6"]),
-        (
-            {"actors__count": 6, "balance__max_staleness": 1},
-            ["actors.count=6", "balance.max_staleness=1"],
-        ),
-        ({"actors__count": 6, "learner__slowdown": 1.0}, ["actors.count=6", "learner.slowdown=1"]),
-    ],
-    ids=["more actors", "more actors, a tighter bound", "more actors, a slower learner"],
-)
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_run_forecasts_another_within_a_tenth(
-    tmp_path: Path, few: LiveRun, changes: dict[str, object], overrides: list[str]
+    steady: dict[str, Measured], others: dict[str, Measured], name: str
 ) -> None:
     """The history of a run of two actors forecasts other counts, bounds and speeds."""
-    with oracle(tmp_path, changes) as many:
-        predicted = forecast(few, *overrides)  # beside the seconds that do not count
-        seen = measured(many)
+    overrides = [assignment(path.replace("__", "."), value) for path, value in OTHERS[name].items()]
+    predicted, seen = forecast(steady["few actors"].live, *overrides), others[name].seen
     log.info("seen %s, forecast %s", seen, predicted)
     assert seen.near() == (predicted.pace, predicted.age)
 

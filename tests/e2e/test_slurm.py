@@ -180,7 +180,7 @@ def left(run: str) -> list[int]:
     ]
 
 
-def test_a_run_that_ends_shows_its_lines_and_its_result_and_passes_its_exit_code_on(
+def test_a_run_that_ends_shows_its_result_and_its_exit_code_and_is_resumed_as_a_job(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with submitted(cluster, tmp_path, "--json", run__max_updates=20) as found:
@@ -191,9 +191,18 @@ def test_a_run_that_ends_shows_its_lines_and_its_result_and_passes_its_exit_code
             assert text in found.stderr
         assert "updates 20" in found.stderr  # a line as `train` shows it
         assert "completed" in found.stderr
-    missed = {"run__max_updates": 3, "run__target_return": 1e9}
-    with submitted(cluster, tmp_path, "--require-target", **missed) as found:
-        assert 1 == found.end(START_S), found.output()
+
+    # No new run takes its directory.
+    overrides = ("placement.launcher=slurm", "env.id=CartPole-v1", f"run.name={found.name}")
+    taken = call(cluster, "train", "cartpole_ppo", *overrides, "--runs-dir", str(tmp_path))
+    assert (2, True) == (taken.returncode, "exists; choose another run.name" in taken.stderr)
+
+    # The resumed one misses its target.
+    settings = ("placement.launcher=slurm", "run.max_updates=40", "run.target_return=1e9")
+    resume = ("--resume", found.name, *settings, "--json", "--require-target")
+    with following(Submitted(cluster, tmp_path, found.name, *resume)) as again:
+        assert 1 == again.end(START_S), again.output()
+        assert 40 == json.loads(again.stdout)["updates"]
 
 
 def test_a_run_is_changed_from_outside_its_job_and_an_interrupt_cancels_it_with_a_checkpoint(
@@ -233,7 +242,7 @@ def test_a_second_interrupt_leaves_no_time_for_a_checkpoint(
         assert 130 == found.end(KILL_WAIT_S / 2), found.output()
 
 
-def test_a_requeued_job_continues_with_the_bound_that_was_set_live(
+def test_a_job_that_is_requeued_and_preempted_continues_with_the_bound_that_was_set_live(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with submitted(cluster, tmp_path) as found:
@@ -242,68 +251,24 @@ def test_a_requeued_job_continues_with_the_bound_that_was_set_live(
         assert 0 == call(cluster, "set", found.name, "balance.max_staleness=7", *where).returncode
         before, pid = found.updates(), found.pid
         cluster.call("scontrol", "requeue", found.job)
-        resumed(cluster, found, before, pid)
+        resumed(cluster, found, before, pid, restarts=1)
         assert 7 == found.document()["staleness"]["bound"]
         (folder,) = [path for path in tmp_path.iterdir() if path.name.startswith("run-")]
         assert found.directory == folder
-        assert 0 == call(cluster, "stop", found.name, *where).returncode
-        assert 0 == found.end(), found.output()
-        assert ("stopped", "http:127.0.0.1") == summary(found)
 
-
-def test_a_job_without_a_checkpoint_starts_again_when_it_is_requeued(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with submitted(cluster, tmp_path, run__max_updates=10_000_000) as found:
-        found.until_training()
-        (found.directory / "join.toml").chmod(0o400)
-        for pid in left(found.name):  # no checkpoint is written
-            os.kill(pid, signal.SIGKILL)
-        until("it failed", lambda: found.process.poll() is not None, tell=found.output)
-        assert [] == list((found.directory / "checkpoints").glob("v*"))
-        # An operator requeues the job that has failed.
-        cluster.call("scontrol", "requeue", found.job)
-        cluster.call("scontrol", "update", f"JobId={found.job}", "StartTime=now")
-        aside = found.directory.with_name(f"{found.name}.before-1")
-        until("the old directory is aside", aside.is_dir, within_s=START_S, tell=found.output)
-        until("it trains", lambda: found.updates() > 0, within_s=START_S, tell=found.output)
-        cluster.call("scancel", found.job)
-        until("it ended", lambda: found.job not in cluster.states(), tell=found.output)
-
-
-def test_a_preempted_job_writes_a_checkpoint_returns_to_the_queue_and_continues(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with submitted(cluster, tmp_path) as found:
-        found.until_training()
+        saved = checkpoints(found)
         before, pid = found.updates(), found.pid
         urgent = cluster.call(
             *("sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive"),
             *("--output=/dev/null", "--wrap=sleep 1"),
         ).strip()
         until("it waits", lambda: "PENDING" == cluster.states().get(found.job), tell=found.output)
-        assert list((found.directory / "checkpoints").glob("v*"))
+        assert checkpoints(found) - saved
         until("the urgent job ran", lambda: urgent not in cluster.states(), tell=found.output)
-        resumed(cluster, found, before, pid)
+        resumed(cluster, found, before, pid, restarts=2)
+        assert 7 == found.document()["staleness"]["bound"]
         found.process.send_signal(signal.SIGTERM)
         assert 143 == found.end(), found.output()
-
-
-def test_a_job_that_reaches_its_time_limit_returns_to_the_queue_with_a_checkpoint(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with submitted(cluster, tmp_path, slurm__time_limit=2, slurm__stop_before_s=60) as found:
-        found.until_training()
-
-        def returned() -> bool:
-            job = cluster.call("scontrol", "show", "job", "--oneliner", found.job)
-            return re.search(r"Restarts=[1-9]", job) is not None
-
-        until("it is in the queue again", returned, tell=found.output)
-        assert "SIGTERM: stopping with a last checkpoint" in found.stdout
-        assert list((found.directory / "checkpoints").glob("v*"))
-        found.process.send_signal(signal.SIGINT)
-        assert 130 == found.end(), found.output()
 
 
 def checkpoint(cluster: Cluster, found: Submitted) -> None:
@@ -314,15 +279,19 @@ def checkpoint(cluster: Cluster, found: Submitted) -> None:
     until("a checkpoint", lambda: list(folder.glob("v*")), tell=found.output)
 
 
-def resumed(cluster: Cluster, found: Submitted, before: int, pid: int) -> None:
+def checkpoints(found: Submitted) -> set[Path]:
+    return set((found.directory / "checkpoints").glob("v*"))
+
+
+def resumed(cluster: Cluster, found: Submitted, before: int, pid: int, *, restarts: int) -> None:
     """Wait until another head than ``pid`` trains; it continues after ``before`` updates."""
 
     def continues() -> bool:
         job = cluster.call("scontrol", "show", "job", "--oneliner", found.job)
         if "JobState=PENDING" in job and "BeginTime" in job:
             cluster.call("scontrol", "update", f"JobId={found.job}", "StartTime=now")
-        # A short time limit may have been reached again meanwhile.
-        restarted = re.search(r"Restarts=[1-9]", job) is not None
+        again = re.search(r"Restarts=(\d+)", job)
+        restarted = again is not None and int(again[1]) >= restarts
         return restarted and found.pid not in (0, pid) and found.updates() > before
 
     until("it continues", continues, within_s=START_S, tell=found.output)
@@ -340,40 +309,6 @@ def test_a_machine_that_does_not_see_the_directory_of_runs_ends_the_job_with_its
         assert 2 == found.end(START_S), found.output()
         assert f"n2 does not see {cluster.hidden}/runs/.slurm/{found.name}" in found.stderr
         assert "choose a --runs-dir on a file system that all machines" in found.stderr
-
-
-def test_a_terminal_that_closes_leaves_the_job_which_ends_by_itself(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with submitted(cluster, tmp_path) as found:
-        found.until_training()
-        found.process.send_signal(signal.SIGHUP)
-        assert 129 == found.end(10), found.output()
-        assert f"job {found.job} of run {found.name} continues" in found.stderr
-        assert "RUNNING" == cluster.states()[found.job]
-        before = found.updates()
-        until("it trains", lambda: found.updates() > before, tell=found.output)
-        resume = ("--resume", found.name, "placement.launcher=slurm", "--runs-dir", str(tmp_path))
-        checkpoint(cluster, found)
-        refused = call(cluster, "train", *resume)
-        assert (2, True) == (refused.returncode, "is active at" in refused.stderr), refused
-        assert 0 == call(cluster, "stop", found.name, "--runs-dir", str(tmp_path)).returncode
-        until("it ended", lambda: found.job not in cluster.states(), tell=found.output)
-        assert ("stopped", "http:127.0.0.1") == summary(found)
-
-
-def test_a_run_that_ended_is_resumed_as_a_job_and_its_directory_is_not_taken_by_a_new_one(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with submitted(cluster, tmp_path, run__max_updates=10) as found:
-        assert 0 == found.end(START_S), found.output()
-    overrides = ("placement.launcher=slurm", "env.id=CartPole-v1", f"run.name={found.name}")
-    taken = call(cluster, "train", "cartpole_ppo", *overrides, "--runs-dir", str(tmp_path))
-    assert (2, True) == (taken.returncode, "exists; choose another run.name" in taken.stderr)
-    resume = ("--resume", found.name, "placement.launcher=slurm", "run.max_updates=20", "--json")
-    with following(Submitted(cluster, tmp_path, found.name, *resume)) as again:
-        assert 0 == again.end(START_S), again.output()
-        assert 20 == json.loads(again.stdout)["updates"]
 
 
 def test_words_of_slurm_are_shown_with_the_setting_that_is_at_fault(
@@ -395,3 +330,67 @@ def test_words_of_slurm_are_shown_with_the_setting_that_is_at_fault(
         assert "Slurm refuses the job" in done.stderr
         assert words.lower() in done.stderr.lower(), done
     assert [] == [path for path in tmp_path.glob("runs/*") if path.name != ".slurm"]
+
+
+@pytest.mark.beside
+def test_a_job_that_reaches_its_time_limit_returns_to_the_queue_with_a_checkpoint(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with submitted(
+        cluster, tmp_path, slurm__partition="second", slurm__time_limit=2, slurm__stop_before_s=60
+    ) as found:
+        found.until_training()
+
+        def returned() -> bool:
+            job = cluster.call("scontrol", "show", "job", "--oneliner", found.job)
+            return re.search(r"Restarts=[1-9]", job) is not None
+
+        until("it is in the queue again", returned, tell=found.output)
+        assert "SIGTERM: stopping with a last checkpoint" in found.stdout
+        assert list((found.directory / "checkpoints").glob("v*"))
+        found.process.send_signal(signal.SIGINT)
+        assert 130 == found.end(), found.output()
+
+
+@pytest.mark.beside
+def test_a_terminal_that_closes_leaves_the_job_which_ends_by_itself(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with submitted(cluster, tmp_path, slurm__partition="second") as found:
+        found.until_training()
+        found.process.send_signal(signal.SIGHUP)
+        assert 129 == found.end(10), found.output()
+        assert f"job {found.job} of run {found.name} continues" in found.stderr
+        assert "RUNNING" == cluster.states()[found.job]
+        before = found.updates()
+        until("it trains", lambda: found.updates() > before, tell=found.output)
+        resume = ("--resume", found.name, "placement.launcher=slurm", "--runs-dir", str(tmp_path))
+        checkpoint(cluster, found)
+        refused = call(cluster, "train", *resume)
+        assert (2, True) == (refused.returncode, "is active at" in refused.stderr), refused
+        assert 0 == call(cluster, "stop", found.name, "--runs-dir", str(tmp_path)).returncode
+        until("it ended", lambda: found.job not in cluster.states(), tell=found.output)
+        assert ("stopped", "http:127.0.0.1") == summary(found)
+
+
+@pytest.mark.beside
+def test_a_job_without_a_checkpoint_starts_again_when_it_is_requeued(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with submitted(
+        cluster, tmp_path, slurm__partition="second", run__max_updates=10_000_000
+    ) as found:
+        found.until_training()
+        (found.directory / "join.toml").chmod(0o400)
+        for pid in left(found.name):  # no checkpoint is written
+            os.kill(pid, signal.SIGKILL)
+        until("it failed", lambda: found.process.poll() is not None, tell=found.output)
+        assert [] == list((found.directory / "checkpoints").glob("v*"))
+        # An operator requeues the job that has failed.
+        cluster.call("scontrol", "requeue", found.job)
+        cluster.call("scontrol", "update", f"JobId={found.job}", "StartTime=now")
+        aside = found.directory.with_name(f"{found.name}.before-1")
+        until("the old directory is aside", aside.is_dir, within_s=START_S, tell=found.output)
+        until("it trains", lambda: found.updates() > 0, within_s=START_S, tell=found.output)
+        cluster.call("scancel", found.job)
+        until("it ended", lambda: found.job not in cluster.states(), tell=found.output)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.lib import child
 from benchmarks.lib.storm.observers import LIVE_LIMIT_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.beside(lanes=2), pytest.mark.timeout(600)]
 SECONDS = 12.0
 """The last round, and a calm life that resumes the run, come on top."""
 

@@ -160,12 +160,14 @@ def _judge(label: str, code: int, out: str, err: str, expected: tuple[str, ...])
 
 class Reader:
     """Follows pages in ``folder``, with the interpreter that runs the tests. ``prepared`` was
-    started with the `environment` of readers.
+    started with the `environment` of readers. Without it, commands also have ``variables``.
     """
 
-    def __init__(self, folder: Path, prepared: PreparedProcess | None = None) -> None:
+    def __init__(
+        self, folder: Path, prepared: PreparedProcess | None = None, **variables: str
+    ) -> None:
         self.folder, self._prepared = folder, prepared
-        self._where: dict[str, Any] = {"cwd": folder, "env": self.environment()}
+        self._where: dict[str, Any] = {"cwd": folder, "env": {**self.environment(), **variables}}
         self._servers: list[subprocess.Popen[bytes]] = []
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""A real Slurm on this machine: a controller, two machines ``n1`` and ``n2``, and munge, all with
+"""A real Slurm on this machine: a controller, four machines ``n1`` to ``n4``, and munge, all with
 files and ports of their own.
 
-The two machines are two daemons on one host, so they share its file systems. A folder in
-`Cluster.hidden` is seen by all but ``n2``.
+The partition ``main`` has the machines ``n1`` and ``n2``, and ``second`` the others. All are daemons on
+one host, so they share its file systems. A folder in `Cluster.hidden` is seen by all but ``n2``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMANDS = {
     "setpriv": "util-linux",
     "unshare": "util-linux",
 }
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3", "n4")
 START_S = 60.0
 END_S = 30.0
 POLL_S = 0.05
@@ -69,7 +69,10 @@ KillWait={kill_wait}
 MinJobAge=300
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus}
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus}
+NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs={cpus}
+NodeName=n4 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[4]} CPUs={cpus}
 PartitionName=main Nodes=n[1-2] Default=YES MaxTime=60 PriorityTier=1 GraceTime={kill_wait}
+PartitionName=second Nodes=n[3-4] MaxTime=60 PriorityTier=1 GraceTime={kill_wait}
 PartitionName=urgent Nodes=n[1-2] MaxTime=60 PriorityTier=10 PreemptMode=OFF
 """
 
@@ -155,7 +158,7 @@ def slurm(folder: Path) -> Iterator[Cluster]:
     text = SETTINGS.format(
         folder=folder,
         host=socket.gethostname().partition(".")[0],
-        ports=free_ports(3),
+        ports=free_ports(1 + len(NODES)),
         cpus=os.cpu_count(),
         kill_wait=KILL_WAIT_S,
     )
@@ -178,7 +181,7 @@ def _start(cluster: Cluster, started: list[subprocess.Popen[bytes]]) -> None:
             *(f"--key-file={folder}/munge.key", f"--log-file={folder}/munged.log"),
         ],
         "slurmctld": ["slurmctld", "-D", "-i"],
-        "n1": ["slurmd", "-D", "-N", "n1"],
+        **{name: ["slurmd", "-D", "-N", name] for name in NODES},
         "n2": ["unshare", "--mount", "sh", "-c", hide],
     }
     for name, command in daemons.items():
@@ -194,12 +197,14 @@ def _start(cluster: Cluster, started: list[subprocess.Popen[bytes]]) -> None:
         started.append(process)
         if name == "munged":
             _until(cluster, "munge listens", (folder / "munge.socket").exists)
-    _until(cluster, "both machines are idle", lambda: _idle(cluster) == len(NODES))
+    _until(cluster, "all machines are idle", lambda: _idle(cluster) == len(NODES))
 
 
 def _idle(cluster: Cluster) -> int:
     with suppress(SlurmError):
-        return cluster.call("sinfo", "-h", "-p", "main", "-N", "-t", "idle", "-o", "%N").count("n")
+        return len(
+            cluster.call("sinfo", "-h", "-N", "-p", "main,second", "-t", "idle", "-o", "%N").split()
+        )
     return 0
 
 

@@ -10,9 +10,8 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from numpy.typing import NDArray
 
 from benchmarks.lib.oracle import (
@@ -26,6 +25,9 @@ from benchmarks.lib.oracle import (
 )
 from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
+
+if TYPE_CHECKING:
+    import torch
 
 FOLDER = "STORM_FOLDER"
 """Environment variable: the folder of requests."""
