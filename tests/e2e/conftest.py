@@ -2,7 +2,7 @@
 
 A test with the mark ``beside`` runs in a thread from the moment on at which the first test of its
 module begins. Its own place in the order is where its outcome is reported. ``lanes`` such tests of a
-module run at the same time, 1 by default; tests without the mark run as ever meanwhile.
+module run at the same time, 1 by default; tests without the mark run as usual meanwhile.
 
 A marked test may use ``tmp_path``, parameters, and fixtures of its module. It shares the process with
 other tests: it changes nothing there, and reads neither logs nor output of it. It may be skipped by
