@@ -43,6 +43,7 @@ bench-peers: $(VENV)/installed-bench
 	-$(BIN)/python -m benchmarks.peers.install
 	$(BIN)/python -m benchmarks --cores $(CORES) --rounds $(ROUNDS) peers_cartpole
 	$(BIN)/python -m benchmarks --cores $(CORES) --rounds 1 peers_pong
+	$(BIN)/python -m benchmarks --cores $(CORES) --rounds $(ROUNDS) peers_served
 	$(BIN)/python -m benchmarks.peers.table
 
 clean:

@@ -47,6 +47,7 @@ LONG = (
     "apex_gpu",
     "peers_cartpole",
     "peers_pong",
+    "peers_served",
 )
 """Benchmarks that run only when they are named. They take half an hour, or need a GPU, or need the
 peers that `make bench-peers` installs.
@@ -90,7 +91,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="seconds of training in each run of peers_cartpole, peers_pong and forecast "
+        help="seconds of training in each run of the benchmarks with peers and of forecast "
         "(default: chosen by the benchmark)",
     )
     parser.add_argument(

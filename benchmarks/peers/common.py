@@ -7,6 +7,7 @@ Peers run in environments of their own, so this module needs only the standard l
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -142,6 +143,11 @@ class Progress:
         return self.time_to_target_s is not None or now >= self._task.seconds
 
     @property
+    def is_warm(self) -> bool:
+        """True from the observation at which the measurement of the rate begins."""
+        return self._first is not None
+
+    @property
     def training_s(self) -> float:
         """Seconds of training up to the last observation."""
         return self._last[0]
@@ -253,3 +259,20 @@ def process_age_s() -> float:
     """
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def tree_seconds() -> float:
+    """Return the processor time in seconds of this process and of its living descendants, to a
+    hundredth each. It reads Linux's ``/proc``.
+    """
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the process ended meanwhile
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    tree = {os.getpid()}
+    while found := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= found
+    return sum(ticks.get(pid, 0) for pid in tree) / os.sysconf("SC_CLK_TCK")

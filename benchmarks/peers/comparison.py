@@ -4,6 +4,7 @@ rows have the same values.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib import child
-from benchmarks.lib.harness import BenchmarkError, Plan, Side, Values
+from benchmarks.lib.harness import BenchmarkError, Plan, Side, Values, quotient
 from benchmarks.peers import install
 from benchmarks.workers import training
 
@@ -24,6 +25,8 @@ POLL_S = 1.0
 """Seconds between memory samples. The largest process trees then cost hundredths of a core."""
 TO_TARGET = ("time_to_target", "start_to_target", "steps_to_target")
 """Values of runs that have a target."""
+OF_SERVERS = ("batch_requests", "wait_p50", "wait_p99")
+"""Values of runs with an inference server."""
 NOT_INSTALLED = "not_installed"
 UNITS = {
     "time_to_target": "s of training",
@@ -54,6 +57,7 @@ class Rival:
         options: options of the script, beside those of the benchmark.
         threads: threads of numerical libraries in each process. None: the peer chooses.
         settings: description of its settings for the reader.
+        start_s: time that its processes need to start beyond `GRACE_S`.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Rival:
     settings: str
     options: tuple[str, ...] = ()
     threads: int | None = 1
+    start_s: float = 0.0
 
 
 def rival_side(
@@ -96,7 +101,7 @@ def _attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Val
         done = child.run(
             rival.module,
             *given,
-            timeout_s=seconds + GRACE_S,
+            timeout_s=seconds + GRACE_S + rival.start_s,
             watch_memory=True,
             memory_poll_s=POLL_S,
             python=install.interpreter(rival.peer),
@@ -124,7 +129,18 @@ def values_of(done: child.Finished) -> Values:
     }
     if answer["lag_mean"] is not None:
         values |= {"lag_mean": answer["lag_mean"], "lag_max": answer["lag_max"]}
-    return values | cost(done)
+    return values | cost(done) | (window_values(answer["window"]) if "window" in answer else {})
+
+
+def window_values(window: Mapping[str, Any]) -> Values:
+    """Return the values of a window that a peer with an inference server measured itself."""
+    counts = dict(zip((*window["edges"], math.inf), window["counts"], strict=True))
+    return {
+        "cores": window["cpu_s"] / window["seconds"],
+        "batch_requests": quotient(sum(counts.values()), window["batches"]),
+        "wait_p50": training.quantile(counts, 0.5),
+        "wait_p99": training.quantile(counts, 0.99),
+    }
 
 
 def cost(done: child.Finished) -> Values:
@@ -175,16 +191,40 @@ def ours_sustained(
     config: Path, overrides: tuple[str, ...], plan: Plan, window: training.Window
 ) -> Values:
     """Measure an endless run over ``window``."""
+    return _sustained_values(_sustained(config, overrides, plan, window))
+
+
+def ours_served(
+    config: Path, overrides: tuple[str, ...], plan: Plan, window: training.Window
+) -> Values:
+    """Measure as `ours_sustained` does, with the values of the inference server, and with the cores
+    that were used in the window, not in the whole process.
+    """
+    done = _sustained(config, overrides, plan, window)
+    used = [value for name, value in done.answer.items() if name.startswith("cores_")]
+    return {
+        **_sustained_values(done),
+        "cores": sum(used),
+        **{name: done.answer[name] for name in OF_SERVERS if name in done.answer},
+    }
+
+
+def _sustained(
+    config: Path, overrides: tuple[str, ...], plan: Plan, window: training.Window
+) -> child.Finished:
     with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
         arguments = (config, window.warm_s, window.seconds, runs, *overrides)
         timeout_s = window.warm_s + window.seconds + GRACE_S
-        done = child.run(
+        return child.run(
             "benchmarks.workers.training",
             *arguments,
             timeout_s=timeout_s,
             watch_memory=True,
             memory_poll_s=POLL_S,
         )
+
+
+def _sustained_values(done: child.Finished) -> Values:
     answer: Mapping[str, Any] = done.answer
     return {
         "env_steps_per_s": answer["trained_per_s"],

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.lib import results
 from benchmarks.peers import comparison
 
-FILES = ("peers_cartpole.json", "peers_pong.json")
+FILES = ("peers_cartpole.json", "peers_pong.json", "peers_served.json")
 COLUMNS = {
     "time_to_target": "time to target, s",
     "start_to_target": "since the start, s",
@@ -25,6 +25,10 @@ COLUMNS = {
     "lag_mean": "lag, mean",
     "lag_max": "lag, max",
     "cores": "cores",
+    "cpu_per_step": "CPU a step, ms",
+    "batch_requests": "requests a batch",
+    "wait_p50": "answer p50, s",
+    "wait_p99": "answer p99, s",
     "peak_pss": "peak memory, MiB",
 }
 """Values in the order of the columns. A column without any value is omitted."""

@@ -5,21 +5,29 @@ TorchRL publishes no settings for Pong with this collector, so it gets the fast 
 collector's documentation: one process for each environment, messages of 64 steps. The job is that
 of ``benchmarks/configs/pong_impala.toml``: 84 x 84 x 4, frame skip 4, Nature CNN, one pass over
 each step. ``learner=none`` collects without learning. ``envs=N`` sets the number of environments.
+``edges=A,B,...`` are the edges of the histogram of requests, in seconds.
 
 ``python -m benchmarks.peers.torchrl_served pong ...``, with an interpreter that has torchrl. The
-clock starts with the first batch, which is not counted.
+clock starts with the first batch, which is not counted. Processor time and requests are counted
+from the end of the warm-up to the end.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from benchmarks.peers.common import Progress, Reporter, Task, read_task
+from benchmarks.peers.common import Lag, Progress, Reporter, Task, read_task, tree_seconds
+
+if TYPE_CHECKING:
+    from benchmarks.peers.torchrl_timed import TimedTransport
 
 SETTINGS: dict[str, Any] = {
     "n_envs": 8,
@@ -98,8 +106,24 @@ def make_policy() -> Any:
     return make_model()[0].select_out_keys("action", "action_log_prob")
 
 
-def make_collector(seed: int, count: int) -> Any:
-    """Make a collector whose environments reach the server's process directly.
+def make_transport(count: int, edges: Sequence[float]) -> TimedTransport:
+    """Make the slots of requests and answers, with the layouts of one environment and one answer of
+    the policy.
+    """
+    from benchmarks.peers.torchrl_timed import TimedTransport
+
+    environment = make_environment(0)
+    request = environment.fake_tensordict().select("observation")
+    environment.close()
+    with torch.no_grad():
+        answer = make_policy()(request.clone().unsqueeze(0)).squeeze(0)
+    response = answer.select("action", "action_log_prob")
+    response["policy_version"] = torch.zeros((), dtype=torch.long)
+    return TimedTransport(request, response, count=count, edges=edges)
+
+
+def make_collector(seed: int, transport: TimedTransport, count: int) -> Any:
+    """Make a collector whose ``count`` environments reach the server's process directly.
 
     Raises:
         RuntimeError: the collector serves the policy in another way.
@@ -112,7 +136,7 @@ def make_collector(seed: int, count: int) -> Any:
         policy_factory=make_policy,
         frames_per_batch=SETTINGS["frames_per_batch"],
         env_backend="multiprocessing",
-        transport="auto",
+        transport=transport,
         transition_chunk_size=SETTINGS["chunk"],
         server_config=InferenceServerConfig(
             max_batch_size=count, min_batch_size=1, timeout=SETTINGS["server_timeout"]
@@ -141,7 +165,11 @@ class Learner:
             normalize_advantage=True,
         )
         self._advantage = GAE(
-            gamma=SETTINGS["gamma"], lmbda=SETTINGS["gae_lambda"], value_network=critic
+            gamma=SETTINGS["gamma"],
+            lmbda=SETTINGS["gae_lambda"],
+            value_network=critic,
+            shifted=True,  # values of steps and next steps with one call
+            time_dim=-1,
         )
         self._optimiser = torch.optim.Adam(
             self._objective.parameters(), lr=SETTINGS["learning_rate"], eps=1e-5
@@ -159,10 +187,44 @@ class Learner:
         self._optimiser.step()
 
 
-def train(task: Task, progress: Progress, count: int) -> None:
-    """Collect, and train unless ``learner=none``, until ``progress`` ends it."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Totals at one moment: processor time of all processes, batches of the server, and requests up
+    to each edge.
+    """
+
+    at: float
+    cpu_s: float
+    batches: int
+    counts: list[int]
+
+
+def snapshot(transport: TimedTransport) -> Snapshot:
+    """Read the totals."""
+    batches, counts = transport.read()
+    return Snapshot(time.perf_counter(), tree_seconds(), batches, counts)
+
+
+def window(first: Snapshot, last: Snapshot, edges: Sequence[float]) -> dict[str, Any]:
+    """Return what happened between two snapshots."""
+    return {
+        "seconds": last.at - first.at,
+        "cpu_s": last.cpu_s - first.cpu_s,
+        "batches": last.batches - first.batches,
+        "edges": list(edges),
+        "counts": [many - few for many, few in zip(last.counts, first.counts, strict=True)],
+    }
+
+
+def train(task: Task, progress: Progress, count: int, edges: Sequence[float]) -> dict[str, Any]:
+    """Collect, and train unless ``learner=none``, until ``progress`` ends it. Return more fields of
+    the answer.
+    """
     learner = None if task.options.get("learner") == "none" else Learner()
-    collector = make_collector(task.seed, count)
+    transport = make_transport(count, edges)
+    collector = make_collector(task.seed, transport, count)
+    first: Snapshot | None = None
+    lag = Lag("updates")
     try:
         if learner is not None:
             collector.update_policy_weights_(learner.policy)
@@ -173,11 +235,19 @@ def train(task: Task, progress: Progress, count: int) -> None:
                 continue
             steps += batch.numel()
             over = batch["next", "done"].squeeze(-1)
-            if progress.observe(steps, batch["next", "episode_reward"].squeeze(-1)[over].tolist()):
+            returns = batch["next", "episode_reward"].squeeze(-1)[over].tolist()
+            ended = progress.observe(steps, returns)
+            if first is None and progress.is_warm:
+                first = snapshot(transport)
+            if ended:
                 break
             if learner is not None:
+                behind = (collector.policy_version - batch["policy_version"]).float()
+                lag.add(behind.mean().item(), behind.max().item())
                 learner.step(batch)
                 collector.update_policy_weights_(learner.policy)
+        assert first is not None
+        return {"window": window(first, snapshot(transport), edges), "lag": lag.summary()}
     finally:
         collector.shutdown()
 
@@ -191,7 +261,7 @@ def main() -> None:
     torch.set_num_threads(1)
     progress = Progress(task)
     count = int(task.options.get("envs", SETTINGS["n_envs"]))
-    train(task, progress, count)
+    edges = [float(edge) for edge in task.options.get("edges", "").split(",") if edge]
     reporter.report(
         task,
         progress,
@@ -199,6 +269,7 @@ def main() -> None:
         clock_starts="the first batch, when all processes work",
         settings=SETTINGS | {"n_envs": count},
         packages=("torchrl", "tensordict", "torch", "gymnasium", "ale-py", "numpy"),
+        **train(task, progress, count, edges),
     )
 
 

@@ -37,6 +37,7 @@ UNITS = {
     "batch_requests": "requests, mean",
     "batch_seconds": "s, mean",
     "batch_p99": "s",
+    "wait_p50": "s, from request to answer",
     "wait_p99": "s, from request to answer",
     "cores_learner": "cores",
     "cores_actors": "cores",
@@ -165,6 +166,7 @@ def inference_between(before: RunStatistics, after: RunStatistics) -> Values:
         "batch_requests": requests / batches if batches else None,
         "batch_seconds": computing / batches if batches else None,
         "batch_p99": quantile(counts["compute_seconds"], 0.99),
+        "wait_p50": quantile(counts["wait_seconds"], 0.5),
         "wait_p99": quantile(counts["wait_seconds"], 0.99),
     }
 

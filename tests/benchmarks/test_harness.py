@@ -50,6 +50,7 @@ from benchmarks.suites import (
     off_policy,
     peers_cartpole,
     peers_pong,
+    peers_served,
     pong_gpu,
     readers,
     replay,
@@ -592,6 +593,7 @@ MADE = [
         inference_gpu,
         peers_cartpole,
         peers_pong,
+        peers_served,
     ),
 ]
 

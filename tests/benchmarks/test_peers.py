@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,21 @@ import pytest
 
 from benchmarks import __main__ as command_line
 from benchmarks.lib import child, machine, results
-from benchmarks.lib.harness import BenchmarkError, Plan, alternate
-from benchmarks.peers import common, comparison, factory_appo, install, rllib_algorithms
+from benchmarks.lib.harness import BenchmarkError, Plan, Side, alternate
+from benchmarks.peers import (
+    common,
+    comparison,
+    factory_appo,
+    install,
+    rllib_algorithms,
+    torchrl_served,
+)
 from benchmarks.peers import table as peers_table
 from benchmarks.peers.common import Lag, Progress, Task, read_task
 from benchmarks.peers.comparison import Rival
-from benchmarks.suites import peers_cartpole, peers_pong
+from benchmarks.suites import peers_cartpole, peers_pong, peers_served
 from tianflow.config.loading import load_config
+from tianflow.core.statistics import LATENCY_BUCKETS
 
 CARTPOLE = Task("cartpole", 1, 475.0, 60.0, 0.0, {})
 RIVAL = Rival("the other", "cleanrl", "some_child", "as it comes")
@@ -114,6 +124,15 @@ def test_the_rate_is_from_the_first_observation_after_the_warm_up_to_the_last() 
     assert pytest.approx((5_000 - 100) / 49.0) == made.steps_per_s
 
 
+def test_the_measurement_begins_with_the_first_observation_after_the_warm_up() -> None:
+    made, clock = progress(Task("pong", 1, None, 60.0, 10.0, {}))
+    begun = []
+    for clock.now in (8.0, 12.0):
+        made.observe(100)
+        begun.append(made.is_warm)
+    assert [False, True] == begun
+
+
 def test_the_rate_needs_a_second_observation_after_the_warm_up() -> None:
     made, clock = progress(Task("pong", 1, None, 60.0, 10.0, {}))
     clock.now = 12.0
@@ -194,6 +213,88 @@ def test_a_process_knows_its_age() -> None:
         [sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True
     )
     assert 0.3 <= float(done.stdout) <= time.monotonic() - began + 0.02
+
+
+def test_the_processor_time_of_a_tree_includes_children() -> None:
+    text = """
+import subprocess, sys, time
+from benchmarks.peers.common import tree_seconds
+with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE) as child:
+    child.stdout.readline()
+    print(tree_seconds() - time.process_time())
+    child.kill()
+"""
+    work = """
+import time
+while time.process_time() < 0.3: pass
+print(flush=True)
+time.sleep(600)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text, work],
+        cwd=machine.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert 0.25 <= float(done.stdout) < 0.6
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of TorchRL's transport. Its base class records what it gets."""
+
+    class Slots:
+        def __init__(self, request: Any, response: Any, *, num_slots: int, ctx: Any) -> None:
+            self.made = (request, response, num_slots, ctx.get_start_method())
+            self.answered: list[tuple[list[int], Any]] = []
+
+        def drain_slots(self, max_items: int) -> tuple[list[int], list[float]]:
+            ready = [(2, 10.0), (0, 10.5)][:max_items]
+            return [slot for slot, _ in ready], [at for _, at in ready]
+
+        def resolve_batch(self, slots: list[int], results: Any) -> None:
+            self.answered.append((slots, results))
+
+    package: Any = types.ModuleType("torchrl.modules.inference_server")
+    package.ProcessSlotTransport = Slots
+    for name in ("torchrl", "torchrl.modules"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.delitem(sys.modules, "benchmarks.peers.torchrl_timed", raising=False)
+    yield importlib.import_module("benchmarks.peers.torchrl_timed")
+    del sys.modules["benchmarks.peers.torchrl_timed"]
+
+
+def test_torchrls_requests_are_counted_by_the_time_from_request_to_answer(
+    timed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = timed.TimedTransport("request", "response", count=3, edges=(0.5, 1.0))
+    assert ("request", "response", 3, "spawn") == made.made
+    clock = Clock()
+    monkeypatch.setattr(timed.time, "monotonic", clock)
+    assert (0, [0, 0, 0]) == made.read()
+    assert ([2, 0], [10.0, 10.5]) == made.drain_slots(8)
+    clock.now = 11.0
+    made.resolve_batch([2, 0], "answers")
+    assert (1, [1, 1, 0]) == made.read()
+    made.drain_slots(1)
+    clock.now = 11.25
+    made.resolve_batch([2], "answer")
+    assert (2, [1, 1, 1]) == made.read()
+    assert [([2, 0], "answers"), ([2], "answer")] == made.answered
+
+
+def test_a_window_of_torchrls_server_is_between_two_snapshots() -> None:
+    first = torchrl_served.Snapshot(10.0, 3.0, 5, [1, 2, 3])
+    last = torchrl_served.Snapshot(30.0, 33.0, 25, [11, 2, 33])
+    assert {
+        "seconds": 20.0,
+        "cpu_s": 30.0,
+        "batches": 20,
+        "edges": [0.1, 0.2],
+        "counts": [10, 0, 30],
+    } == torchrl_served.window(first, last, (0.1, 0.2))
 
 
 def test_rllibs_episodes_are_joined_from_their_pieces(
@@ -604,6 +705,57 @@ def test_lag_is_in_the_row_of_a_peer_that_reports_it() -> None:
     }.items() <= values.items()
 
 
+def test_the_window_of_a_peer_with_a_server_is_in_its_row() -> None:
+    window = {
+        "seconds": 20.0,
+        "cpu_s": 30.0,
+        "batches": 25,
+        "edges": [0.1, 0.2],
+        "counts": [50, 50, 0],
+    }
+    values = comparison.values_of(child.Finished(ANSWER | {"window": window}, 10.0, 8.0, 100.0))
+    assert {
+        "cores": 1.5,
+        "batch_requests": 4.0,
+        "wait_p50": 0.1,
+        "wait_p99": pytest.approx(0.198),
+        "peak_pss": 100.0,
+    }.items() <= values.items()
+
+
+def test_our_row_with_a_server_has_the_cores_of_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {
+        "trained_per_s": 500.0,
+        "return": None,
+        "staleness_mean": 1.0,
+        "staleness_max": 2.0,
+        "cores_learner": 0.75,
+        "cores_inference": 0.5,
+        "wait_p50": 0.01,
+        "wait_p99": 0.03,
+        "batch_requests": 1.0,
+    }
+    monkeypatch.setattr(
+        child, "run", lambda *_, **__: child.Finished(dict(answer), 10.0, 18.0, 300.0)
+    )
+    plan = Plan(quick=True, rounds=1, scratch=tmp_path)
+    measured = (Path("some.toml"), (), plan, comparison.training.Window(1.0, 2.0))
+    values = comparison.ours_served(*measured)
+    assert {
+        "env_steps_per_s": 500.0,
+        "cores": 1.25,
+        "wait_p50": 0.01,
+        "wait_p99": 0.03,
+        "batch_requests": 1.0,
+        "peak_pss": 300.0,
+    }.items() <= values.items()
+    assert 1.8 == comparison.ours_sustained(*measured)["cores"]
+    del answer["wait_p50"], answer["wait_p99"], answer["batch_requests"]
+    assert not set(comparison.OF_SERVERS) & set(comparison.ours_served(*measured))
+
+
 def test_a_peer_that_hangs_is_a_missing_sample(
     installed: None, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -687,6 +839,56 @@ def test_a_ratio_with_a_peer_that_is_not_installed_is_missing(place: Path, tmp_p
         assert all((3.0 if ratio.name in of_time else 1.0) == ratio.of(values) for ratio in beside)
 
 
+def test_central_inference_is_compared_with_torchrls(place: Path, tmp_path: Path) -> None:
+    made = peers_served.make(Plan(quick=True, rounds=1, scratch=tmp_path))
+    ours: dict[str, Any] = {
+        peers_served.CENTRAL: {"env_steps_per_s": 1_000.0, "cores": 1.5},
+        peers_served.LOCAL: {"env_steps_per_s": 800.0, "cores": 2.0},
+    }
+    ours = {name: peers_served.with_cost_of_a_step(values) for name, values in ours.items()}
+    absent = {
+        side.name: side.measure(0)
+        for side in made.sides
+        if isinstance(side, Side) and side.name not in ours
+    }
+    assert {name: {comparison.NOT_INSTALLED: None} for name in absent} == absent
+    assert [None, None, None, 1.25] == [ratio.of(ours | absent) for ratio in made.ratios]
+    theirs = {
+        peers_served.SERVED: {"env_steps_per_s": 250.0, "cores": 1.0},
+        peers_served.COLLECTED: {"env_steps_per_s": 500.0, "cores": 2.0},
+    }
+    theirs = {name: peers_served.with_cost_of_a_step(values) for name, values in theirs.items()}
+    assert 4.0 == theirs[peers_served.SERVED]["cpu_per_step"]
+    assert pytest.approx([4.0, 4.0 / 1.5, 2.0, 1.25]) == [
+        ratio.of(ours | theirs) for ratio in made.ratios
+    ]
+
+
+def test_a_failed_row_has_no_cost_of_a_step() -> None:
+    failed: dict[str, float | None] = {"env_steps_per_s": None, "failed": 1.0}
+    assert failed == peers_served.with_cost_of_a_step(failed)
+    assert "cpu_per_step" not in peers_served.with_cost_of_a_step({**failed, "cores": 2.0})
+
+
+def test_both_sides_of_central_inference_have_the_same_job() -> None:
+    for name, where in ((peers_served.CENTRAL, "central"), (peers_served.LOCAL, "local")):
+        case = peers_served.CASES[name]
+        config = load_config(comparison.training.CONFIGS / case.config, case.overrides)
+        assert (84, 84, "nature_cnn", where) == (
+            config.env.kwargs["img_height"],
+            config.env.kwargs["img_width"],
+            config.network.name,
+            config.actors.inference,
+        )
+        assert torchrl_served.SETTINGS["frames_per_batch"] == (
+            config.env.num_envs * config.actors.rollout_steps * config.algorithm.batch_trajectories
+        )
+    for rival in peers_served.RIVALS:
+        options = dict(option.split("=", 1) for option in rival.options)
+        assert LATENCY_BUCKETS == tuple(map(float, options["edges"].split(",")))
+        assert ("none" == options.get("learner")) == (rival.name == peers_served.COLLECTED)
+
+
 def test_the_sustained_rate_is_compared_with_the_quicker_of_the_installed_peers() -> None:
     first, second = (rival.name for rival in peers_cartpole.FASTEST)
     values: dict[str, dict[str, float | None]] = {
@@ -739,19 +941,26 @@ def test_a_short_table_of_missing_results_is_an_error(
 
 
 @pytest.mark.parametrize(
-    "rival", [*peers_cartpole.RIVALS, *peers_cartpole.FASTEST, *peers_pong.RIVALS]
+    "rival",
+    [
+        *peers_cartpole.RIVALS,
+        *peers_cartpole.FASTEST,
+        *peers_pong.RIVALS,
+        *peers_served.RIVALS,
+    ],
 )
 def test_every_rival_has_an_environment_and_a_script(rival: Rival) -> None:
     assert rival.peer in install.PEERS
     assert (machine.ROOT / f"{rival.module.replace('.', '/')}.py").exists()
 
 
+@pytest.mark.parametrize("suite", [peers_pong, peers_served])
 def test_the_error_without_atari_names_the_package_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers_pong.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
-        peers_pong.make(Plan(quick=True, rounds=1, scratch=tmp_path))
+        suite.make(Plan(quick=True, rounds=1, scratch=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -789,7 +998,7 @@ def test_cores_are_numbers_that_this_process_may_use(
 
 def test_benchmarks_with_peers_run_only_when_they_are_named() -> None:
     assert not [name for name in command_line.arguments([]).names if name.startswith("peers_")]
-    assert {"peers_cartpole", "peers_pong"} <= set(command_line.LONG)
+    assert {"peers_cartpole", "peers_pong", "peers_served"} <= set(command_line.LONG)
 
 
 def test_seconds_limit_each_run(
@@ -810,7 +1019,8 @@ def test_seconds_limit_each_run(
         )
     monkeypatch.undo()
     assert 33.0 == peers_cartpole.make(plans[0]).settings["seconds of training at most"]
-    assert "23 s after 10 s of training" == peers_pong.make(plans[0]).settings["window"]
+    for suite in (peers_pong, peers_served):
+        assert "23 s after 10 s of training" == suite.make(plans[0]).settings["window"]
 
 
 def test_the_target_rule_uses_a_hundred_episodes() -> None:

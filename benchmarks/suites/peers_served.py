@@ -1,0 +1,156 @@
+"""Suite: central inference on ALE Pong, beside TorchRL's ``AsyncBatchedCollector`` with an
+inference server in its own process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+from benchmarks.lib.harness import (
+    Benchmark,
+    BenchmarkError,
+    Plan,
+    Ratio,
+    RoundValues,
+    Side,
+    Values,
+    quotient,
+)
+from benchmarks.peers import comparison
+from benchmarks.peers.comparison import Rival
+from benchmarks.suites import inference
+from benchmarks.workers import training
+from tianflow.core.statistics import LATENCY_BUCKETS
+
+CENTRAL, LOCAL = "tianflow IMPALA, central", "tianflow IMPALA, local"
+CASES = {
+    CENTRAL: inference.cases(1)[inference.SERVED],
+    LOCAL: inference.cases(1)[inference.LOCAL],
+}
+SERVED, COLLECTED = "TorchRL, served", "TorchRL, served, collecting only"
+MODULE = "benchmarks.peers.torchrl_served"
+EDGES = f"edges={','.join(map(str, LATENCY_BUCKETS))}"
+"""The peer counts requests between the edges of tianflow's histogram, so that quantiles compare."""
+FAST = (
+    "the fast configuration of the collector's documentation: a server in its own process, 8 "
+    "environments in a process each, messages of 64 steps, answers without a wait for more requests"
+)
+RIVALS = (
+    Rival(SERVED, "torchrl", MODULE, f"{FAST}; PPO, batch 512, 1 pass", (EDGES,), start_s=60.0),
+    Rival(
+        COLLECTED,
+        "torchrl",
+        MODULE,
+        f"{FAST}; no learner",
+        ("learner=none", EDGES),
+        start_s=60.0,
+    ),
+)
+"""Ten processes import PyTorch and TorchRL before the clock starts."""
+UNITS = comparison.UNITS | {
+    "cores": "cores used in the window",
+    "cpu_per_step": "ms of CPU an env step",
+    **{name: training.UNITS[name] for name in comparison.OF_SERVERS},
+}
+
+
+def make(plan: Plan) -> Benchmark:
+    """Make the benchmark in the size of ``plan``. A peer that is not installed is a row that says
+    so.
+
+    Raises:
+        BenchmarkError: ale-py is not installed.
+    """
+    if importlib.util.find_spec("ale_py") is None:
+        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
+    warm_s = 5.0 if plan.quick else 10.0
+    seconds = plan.seconds or (20.0 if plan.quick else 60.0)
+    window = training.Window(warm_s, seconds - warm_s)
+    seeds = tuple(range(1, plan.rounds + 1))
+
+    def ours(name: str) -> Side:
+        case = CASES[name]
+
+        def measure(number: int) -> Values:
+            overrides = (f"run.seed={seeds[number]}", *case.overrides)
+            return with_cost_of_a_step(
+                comparison.ours_served(training.CONFIGS / case.config, overrides, plan, window)
+            )
+
+        return Side(name, measure)
+
+    def theirs(rival: Rival) -> Side:
+        side = comparison.rival_side(rival, ("pong", "--warm", warm_s), seconds, seeds)
+        return Side(rival.name, lambda number: with_cost_of_a_step(side.measure(number)))
+
+    return Benchmark(
+        name="peers_served",
+        title="ALE Pong, 84 x 84 x 4, frame skip 4, Nature CNN, one pass: central inference beside "
+        "TorchRL's",
+        sides=(*map(ours, CASES), *map(theirs, RIVALS)),
+        ratios=(
+            Ratio("steps/s: tianflow central over TorchRL served", over(CENTRAL, SERVED)),
+            Ratio(
+                "steps for a CPU second: tianflow central over TorchRL served",
+                over(SERVED, CENTRAL, "cpu_per_step"),
+            ),
+            Ratio(
+                "steps/s: tianflow central over TorchRL collecting only", over(CENTRAL, COLLECTED)
+            ),
+            Ratio("steps/s: tianflow central over local", over(CENTRAL, LOCAL)),
+        ),
+        units=UNITS,
+        settings={
+            **{
+                name: f"benchmarks/configs/{case.config}: {', '.join(case.overrides)}"
+                for name, case in CASES.items()
+            },
+            **comparison.versions(RIVALS),
+            "threads": "1 in each process",
+            "cores": len(os.sched_getaffinity(0)),
+            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training",
+            "p50, p99": "interpolated between the edges of a histogram, "
+            "tianflow_inference_wait_seconds or the peer's with the same edges",
+        },
+        seeds=seeds,
+        notes=(
+            (
+                "An environment step is four frames. Rates are of whole cycles of sampling and "
+                "learning, except where a row only collects."
+            ),
+            (
+                "A request of tianflow has the observations of an actor's 16 environments, a "
+                "request of TorchRL that of one environment."
+            ),
+            (
+                "On both sides a request begins when it is written into shared memory and ends "
+                "when its answer is written and its process is woken. TorchRL's is counted by a "
+                "subclass of its ProcessSlotTransport, which the collector accepts as an argument."
+            ),
+            (
+                "tianflow trains with V-trace, TorchRL with PPO and GAE as in its Atari example. "
+                "tianflow steps ALE's vector environment, TorchRL gymnasium's wrappers in a "
+                "process for each environment."
+            ),
+            "A minute is too short to learn Pong, so the returns are those of a beginner.",
+            "Lag is in updates: of 512 steps each, on both sides.",
+            f"Memory is sampled every {comparison.POLL_S:g} s.",
+        ),
+    )
+
+
+def with_cost_of_a_step(values: Values) -> Values:
+    """Add the processor time of an environment step, if the side has both of its parts."""
+    if values.get("cores") is None or not values.get("env_steps_per_s"):
+        return values
+    share = quotient(values["cores"], values["env_steps_per_s"])
+    return values | {"cpu_per_step": None if share is None else 1e3 * share}
+
+
+def over(
+    first: str, second: str, name: str = "env_steps_per_s"
+) -> Callable[[RoundValues], float | None]:
+    """Return the quotient of a value of two rows."""
+    return lambda values: quotient(values[first].get(name), values[second].get(name))
