@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -767,6 +768,16 @@ def test_a_peer_that_hangs_is_a_missing_sample(
         values["env_steps_per_s"],
         values["hung"],
     )
+
+
+def test_a_peer_that_starts_slowly_is_not_reported_as_hung(
+    installed: None, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "GRACE_S", 0.0)
+    module(f"import json; print(json.dumps({ANSWER!r}))")
+    slow = dataclasses.replace(RIVAL, start_s=30.0)
+    assert 10.0 == comparison.attempt(slow, (), 0.0)["env_steps_per_s"]
+    assert 1.0 == comparison.attempt(RIVAL, (), 0.0)["hung"]
 
 
 def test_a_failed_peer_is_not_reported_as_slow(
