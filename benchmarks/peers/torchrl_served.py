@@ -4,8 +4,12 @@ Pong for its rate.
 TorchRL publishes no settings for Pong with this collector, so it gets the fast configuration of the
 collector's documentation: one process for each environment, messages of 64 steps. The job is that
 of ``benchmarks/configs/pong_impala.toml``: 84 x 84 x 4, frame skip 4, Nature CNN, one pass over
-each step. ``learner=none`` collects without learning. ``envs=N`` sets the number of environments.
-``edges=A,B,...`` are the edges of the histogram of requests, in seconds.
+each step. Options:
+
+- ``learner=none``: collect without learning
+- ``envs=N``: number of processes of environments
+- ``vector=N``: each of these processes steps N games with ALE's vector environment
+- ``edges=A,B,...``: edges of the histogram of requests, in seconds
 
 ``python -m benchmarks.peers.torchrl_served pong ...``, with an interpreter that has torchrl. The
 clock starts with the first batch, which is not counted. Processor time and requests are counted
@@ -17,7 +21,7 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +37,7 @@ SETTINGS: dict[str, Any] = {
     "n_envs": 8,
     "frames_per_batch": 512,
     "chunk": 64,
+    "vector": 0,
     "gae_lambda": 1.0,
     "gamma": 0.99,
     "entropy": 0.01,
@@ -42,12 +47,12 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 6e-4,
     "server_timeout": 0.001,
 }
-"""A batch is one minibatch and is used once."""
+"""A batch is one minibatch and is used once. With ``vector`` a message is a whole batch."""
 ACTIONS = 6
 
 
-def make_environment(seed: int) -> Any:
-    """Make one environment: Pong with the usual wrappers."""
+def make_environment(seed: int, vector: int) -> Any:
+    """Make one environment: Pong with the usual wrappers, or ``vector`` games that step at once."""
     import ale_py
     import cv2
     import gymnasium
@@ -56,6 +61,19 @@ def make_environment(seed: int) -> Any:
 
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
+    if vector:
+        from ale_py.vector_env import AtariVectorEnv
+
+        games = AtariVectorEnv(
+            *("pong", vector),
+            num_threads=1,
+            repeat_action_probability=0.0,
+            autoreset_mode="SameStep",
+        )
+        wrapped = GymWrapper(games, categorical_action_encoding=True)
+        made = TransformedEnv(wrapped, Compose(RewardSum()))
+        made.set_seed(seed)
+        return made
     gymnasium.register_envs(ale_py)
     game = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0)
     stacked = FrameStackObservation(AtariPreprocessing(game), 4)
@@ -106,24 +124,24 @@ def make_policy() -> Any:
     return make_model()[0].select_out_keys("action", "action_log_prob")
 
 
-def make_transport(count: int, edges: Sequence[float]) -> TimedTransport:
+def make_transport(count: int, vector: int, edges: Sequence[float]) -> TimedTransport:
     """Make the slots of requests and answers, with the layouts of one environment and one answer of
     the policy.
     """
     from benchmarks.peers.torchrl_timed import TimedTransport
 
-    environment = make_environment(0)
+    environment = make_environment(0, vector)
     request = environment.fake_tensordict().select("observation")
     environment.close()
     with torch.no_grad():
         answer = make_policy()(request.clone().unsqueeze(0)).squeeze(0)
     response = answer.select("action", "action_log_prob")
-    response["policy_version"] = torch.zeros((), dtype=torch.long)
+    response["policy_version"] = torch.zeros(request.batch_size, dtype=torch.long)
     return TimedTransport(request, response, count=count, edges=edges)
 
 
-def make_collector(seed: int, transport: TimedTransport, count: int) -> Any:
-    """Make a collector whose ``count`` environments reach the server's process directly.
+def make_collector(seed: int, transport: TimedTransport, settings: Mapping[str, Any]) -> Any:
+    """Make a collector whose environments reach the server's process directly.
 
     Raises:
         RuntimeError: the collector serves the policy in another way.
@@ -131,13 +149,15 @@ def make_collector(seed: int, transport: TimedTransport, count: int) -> Any:
     from torchrl.collectors import AsyncBatchedCollector
     from torchrl.modules.inference_server import InferenceServerConfig
 
+    count, vector = settings["n_envs"], settings["vector"]
+    seeds = (1000 * seed + index for index in range(count))
     made = AsyncBatchedCollector(
-        [functools.partial(make_environment, 1000 * seed + index) for index in range(count)],
+        [functools.partial(make_environment, one, vector) for one in seeds],
         policy_factory=make_policy,
         frames_per_batch=SETTINGS["frames_per_batch"],
         env_backend="multiprocessing",
         transport=transport,
-        transition_chunk_size=SETTINGS["chunk"],
+        transition_chunk_size=settings["chunk"],
         server_config=InferenceServerConfig(
             max_batch_size=count, min_batch_size=1, timeout=SETTINGS["server_timeout"]
         ),
@@ -176,8 +196,8 @@ class Learner:
         )
 
     def step(self, batch: Any) -> None:
-        """Update with ``batch``, whose rows are chunks of consecutive steps."""
-        chunks = batch.reshape(-1, SETTINGS["chunk"])
+        """Update with ``batch``: chunks of consecutive steps, or steps of a vector environment."""
+        chunks = batch.reshape(-1, SETTINGS["chunk"]) if batch.ndim == 1 else batch.transpose(0, 1)
         with torch.no_grad():
             self._advantage(chunks)
         losses = self._objective(chunks.reshape(-1))
@@ -216,13 +236,24 @@ def window(first: Snapshot, last: Snapshot, edges: Sequence[float]) -> dict[str,
     }
 
 
-def train(task: Task, progress: Progress, count: int, edges: Sequence[float]) -> dict[str, Any]:
+def settings_of(task: Task) -> dict[str, Any]:
+    """Return the settings that the options of ``task`` choose."""
+    changed = {"n_envs": int(task.options.get("envs", SETTINGS["n_envs"]))}
+    vector = int(task.options.get("vector", SETTINGS["vector"]))
+    if vector:
+        changed |= {"vector": vector, "chunk": SETTINGS["frames_per_batch"] // vector}
+    return SETTINGS | changed
+
+
+def train(
+    task: Task, progress: Progress, settings: Mapping[str, Any], edges: Sequence[float]
+) -> dict[str, Any]:
     """Collect, and train unless ``learner=none``, until ``progress`` ends it. Return more fields of
     the answer.
     """
     learner = None if task.options.get("learner") == "none" else Learner()
-    transport = make_transport(count, edges)
-    collector = make_collector(task.seed, transport, count)
+    transport = make_transport(settings["n_envs"], settings["vector"], edges)
+    collector = make_collector(task.seed, transport, settings)
     first: Snapshot | None = None
     lag = Lag("updates")
     try:
@@ -260,16 +291,16 @@ def main() -> None:
     torch.manual_seed(task.seed)
     torch.set_num_threads(1)
     progress = Progress(task)
-    count = int(task.options.get("envs", SETTINGS["n_envs"]))
+    settings = settings_of(task)
     edges = [float(edge) for edge in task.options.get("edges", "").split(",") if edge]
     reporter.report(
         task,
         progress,
         peer="TorchRL AsyncBatchedCollector",
         clock_starts="the first batch, when all processes work",
-        settings=SETTINGS | {"n_envs": count},
+        settings=settings,
         packages=("torchrl", "tensordict", "torch", "gymnasium", "ale-py", "numpy"),
-        **train(task, progress, count, edges),
+        **train(task, progress, settings, edges),
     )
 
 

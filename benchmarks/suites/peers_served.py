@@ -30,25 +30,36 @@ CASES = {
     LOCAL: inference.cases(1)[inference.LOCAL],
 }
 SERVED, COLLECTED = "TorchRL, served", "TorchRL, served, collecting only"
-MODULE = "benchmarks.peers.torchrl_served"
+VECTOR, VECTOR_COLLECTED = (
+    "TorchRL, vector environments, served",
+    "TorchRL, vector environments, served, collecting only",
+)
 EDGES = f"edges={','.join(map(str, LATENCY_BUCKETS))}"
 """The peer counts requests between the edges of tianflow's histogram, so that quantiles compare."""
 FAST = (
     "the fast configuration of the collector's documentation: a server in its own process, 8 "
     "environments in a process each, messages of 64 steps, answers without a wait for more requests"
 )
-RIVALS = (
-    Rival(SERVED, "torchrl", MODULE, f"{FAST}; PPO, batch 512, 1 pass", (EDGES,), start_s=60.0),
-    Rival(
-        COLLECTED,
-        "torchrl",
-        MODULE,
-        f"{FAST}; no learner",
-        ("learner=none", EDGES),
-        start_s=60.0,
-    ),
+LIKE_OURS = (
+    "the same with 2 processes of 16 games in ALE's vector environment each, as tianflow has with "
+    "central inference; messages of 32 steps of 16 games"
 )
-"""Ten processes import PyTorch and TorchRL before the clock starts."""
+GAMES = ("envs=2", "vector=16")
+PPO, ALONE = "PPO, batch 512, 1 pass", "no learner"
+
+
+def rival(name: str, settings: str, *options: str) -> Rival:
+    """Make a row of TorchRL. Its processes import PyTorch and TorchRL before the clock starts."""
+    script = "benchmarks.peers.torchrl_served"
+    return Rival(name, "torchrl", script, settings, (EDGES, *options), start_s=60.0)
+
+
+RIVALS = (
+    rival(SERVED, f"{FAST}; {PPO}"),
+    rival(COLLECTED, f"{FAST}; {ALONE}", "learner=none"),
+    rival(VECTOR, f"{LIKE_OURS}; {PPO}", *GAMES),
+    rival(VECTOR_COLLECTED, f"{LIKE_OURS}; {ALONE}", *GAMES, "learner=none"),
+)
 UNITS = comparison.UNITS | {
     "cores": "cores used in the window",
     "cpu_per_step": "ms of CPU an env step",
@@ -81,9 +92,9 @@ def make(plan: Plan) -> Benchmark:
 
         return Side(name, measure)
 
-    def theirs(rival: Rival) -> Side:
-        side = comparison.rival_side(rival, ("pong", "--warm", warm_s), seconds, seeds)
-        return Side(rival.name, lambda number: with_cost_of_a_step(side.measure(number)))
+    def theirs(row: Rival) -> Side:
+        side = comparison.rival_side(row, ("pong", "--warm", warm_s), seconds, seeds)
+        return Side(row.name, lambda number: with_cost_of_a_step(side.measure(number)))
 
     return Benchmark(
         name="peers_served",
@@ -91,13 +102,16 @@ def make(plan: Plan) -> Benchmark:
         "TorchRL's",
         sides=(*map(ours, CASES), *map(theirs, RIVALS)),
         ratios=(
-            Ratio("steps/s: tianflow central over TorchRL served", over(CENTRAL, SERVED)),
-            Ratio(
-                "steps for a CPU second: tianflow central over TorchRL served",
-                over(SERVED, CENTRAL, "cpu_per_step"),
+            *(
+                Ratio(f"steps/s: {CENTRAL}, over {row.name}", over(CENTRAL, row.name))
+                for row in RIVALS
             ),
-            Ratio(
-                "steps/s: tianflow central over TorchRL collecting only", over(CENTRAL, COLLECTED)
+            *(
+                Ratio(
+                    f"steps for a CPU second: {CENTRAL}, over {name}",
+                    over(name, CENTRAL, "cpu_per_step"),
+                )
+                for name in (SERVED, VECTOR)
             ),
             Ratio("steps/s: tianflow central over local", over(CENTRAL, LOCAL)),
         ),
@@ -121,8 +135,9 @@ def make(plan: Plan) -> Benchmark:
                 "learning, except where a row only collects."
             ),
             (
-                "A request of tianflow has the observations of an actor's 16 environments, a "
-                "request of TorchRL that of one environment."
+                "A request has the observations of all games that step at once: 16, or 1 in the "
+                "documented configuration of TorchRL. TorchRL steps them with gymnasium's wrappers "
+                "there, and in the other rows with ALE's vector environment as tianflow does."
             ),
             (
                 "On both sides a request begins when it is written into shared memory and ends "
@@ -130,9 +145,8 @@ def make(plan: Plan) -> Benchmark:
                 "subclass of its ProcessSlotTransport, which the collector accepts as an argument."
             ),
             (
-                "tianflow trains with V-trace, TorchRL with PPO and GAE as in its Atari example. "
-                "tianflow steps ALE's vector environment, TorchRL gymnasium's wrappers in a "
-                "process for each environment."
+                "tianflow trains with V-trace, TorchRL with PPO and GAE as in its Atari example, "
+                "which computes the network's features for actor and critic separately."
             ),
             "A minute is too short to learn Pong, so the returns are those of a beginner.",
             "Lag is in updates: of 512 steps each, on both sides.",

@@ -863,14 +863,16 @@ def test_central_inference_is_compared_with_torchrls(place: Path, tmp_path: Path
         if isinstance(side, Side) and side.name not in ours
     }
     assert {name: {comparison.NOT_INSTALLED: None} for name in absent} == absent
-    assert [None, None, None, 1.25] == [ratio.of(ours | absent) for ratio in made.ratios]
+    assert [*[None] * 6, 1.25] == [ratio.of(ours | absent) for ratio in made.ratios]
     theirs = {
         peers_served.SERVED: {"env_steps_per_s": 250.0, "cores": 1.0},
         peers_served.COLLECTED: {"env_steps_per_s": 500.0, "cores": 2.0},
+        peers_served.VECTOR: {"env_steps_per_s": 400.0, "cores": 1.2},
+        peers_served.VECTOR_COLLECTED: {"env_steps_per_s": 2_000.0, "cores": 2.0},
     }
     theirs = {name: peers_served.with_cost_of_a_step(values) for name, values in theirs.items()}
     assert 4.0 == theirs[peers_served.SERVED]["cpu_per_step"]
-    assert pytest.approx([4.0, 4.0 / 1.5, 2.0, 1.25]) == [
+    assert pytest.approx([4.0, 2.0, 2.5, 0.5, 4.0 / 1.5, 2.0, 1.25]) == [
         ratio.of(ours | theirs) for ratio in made.ratios
     ]
 
@@ -897,7 +899,17 @@ def test_both_sides_of_central_inference_have_the_same_job() -> None:
     for rival in peers_served.RIVALS:
         options = dict(option.split("=", 1) for option in rival.options)
         assert LATENCY_BUCKETS == tuple(map(float, options["edges"].split(",")))
-        assert ("none" == options.get("learner")) == (rival.name == peers_served.COLLECTED)
+        assert ("none" == options.get("learner")) == rival.name.endswith("collecting only")
+        settings = torchrl_served.settings_of(Task("pong", 1, None, 60.0, 0.0, options))
+        assert ("vector" in rival.name) == bool(settings["vector"])
+        games = max(1, settings["vector"])
+        assert 0 == torchrl_served.SETTINGS["frames_per_batch"] % (settings["chunk"] * games)
+    central = peers_served.CASES[peers_served.CENTRAL]
+    config = load_config(comparison.training.CONFIGS / central.config, central.overrides)
+    assert peers_served.GAMES == (
+        f"envs={config.actors.count}",
+        f"vector={config.env.num_envs}",
+    )
 
 
 def test_the_sustained_rate_is_compared_with_the_quicker_of_the_installed_peers() -> None:
