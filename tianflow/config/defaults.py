@@ -119,7 +119,10 @@ A2C = Defaults(
         "algorithm": {"learning_rate": 1e-3, "entropy_cost": 0.0},
         "network": {"activation": "tanh"},
     },
-    continuous={"env": {"normalisation": {"observations": True, "returns": True}}},
+    continuous={  # long rollouts of few environments: their targets bootstrap less
+        "env": {"num_envs": 2, "normalisation": {"observations": True, "returns": True}},
+        "algorithm": {"learning_rate": 1.5e-3},
+    },
     images={"env": {"num_envs": 16}, "algorithm": {"learning_rate": 7e-4, "entropy_cost": 0.01}},
     image_samples=320,
 )
