@@ -33,6 +33,13 @@ def test_statistics_on_arrays_are_those_of_masked_tensors(valid_rows: float) -> 
     assert 0.0 < found["ess_ratio"] <= 1.0
 
 
+def test_values_that_have_a_gradient_are_accepted() -> None:
+    """An algorithm of a user may pass its values as they are."""
+    log_ratio, value, target, valid = batch(1.0)
+    expected = batch_statistics(log_ratio, value, target, valid)
+    assert expected == batch_statistics(log_ratio, value.requires_grad_(), target, valid)
+
+
 def test_a_batch_without_valid_rows_has_statistics() -> None:
     found = batch_statistics(*batch(0.0))
     assert all(math.isfinite(value) for value in found.values())

@@ -256,6 +256,7 @@ def test_a_job_that_is_requeued_and_preempted_continues_with_the_bound_that_was_
         (folder,) = [path for path in tmp_path.iterdir() if path.name.startswith("run-")]
         assert found.directory == folder
 
+        found.until_training(found.updates() + 1)  # else there is nothing new to save
         saved = checkpoints(found)
         before, pid = found.updates(), found.pid
         urgent = cluster.call(

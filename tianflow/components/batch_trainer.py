@@ -66,6 +66,8 @@ class BatchTrainer:
         stager: SlotStager | None = None,
     ) -> None:
         self.algorithm, self.ranks, self._stager = algorithm, ranks, stager
+        follows: object = algorithm
+        self._follows = follows if isinstance(follows, FollowsSettings) else None
         self._make_stacker, self._view, self._draws = make_stacker, view, draws
         self._stacker: BatchStacker | DrawStacker | None = None
 
@@ -116,9 +118,8 @@ class BatchTrainer:
         staged = self.stage(trajectories) if staged is None else staged
         settings = settings_at(config, elapsed)
         self.algorithm.set_live(settings.learning_rate, settings.entropy_cost)
-        algorithm: object = self.algorithm
-        if isinstance(algorithm, FollowsSettings):
-            algorithm.set_settings(settings, int(elapsed.updates))
+        if self._follows is not None:
+            self._follows.set_settings(settings, int(elapsed.updates))
         if self.ranks.size > 1:
             result = self.algorithm.step(staged.batch)
         else:

@@ -510,7 +510,7 @@ def _statistics_on_arrays(
     must be valid.
     """
     valid = valid_t.numpy()
-    ratios, value, target = (x.numpy()[valid] for x in (log_ratio, v_t, target_t))
+    ratios, value, target = (x.detach().numpy()[valid] for x in (log_ratio, v_t, target_t))
     with np.errstate(all="ignore"):  # an update that is not finite has such statistics
         bounded = np.minimum(ratios, 20.0)
         weight = np.exp(ratios - ratios.max())
