@@ -121,7 +121,6 @@ A2C = Defaults(
     },
     continuous={  # long rollouts of few environments: their targets bootstrap less
         "env": {"num_envs": 2, "normalisation": {"observations": True, "returns": True}},
-        "algorithm": {"learning_rate": 1.5e-3},
     },
     images={"env": {"num_envs": 16}, "algorithm": {"learning_rate": 7e-4, "entropy_cost": 0.01}},
     image_samples=320,
