@@ -4,6 +4,7 @@ carries the load of other processes.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import statistics
 import time
@@ -43,6 +44,26 @@ class Plan:
     scratch: Path
     seconds: float | None = None
     minutes: float | None = None
+
+
+def require_atari() -> None:
+    """Check that the Arcade Learning Environment is there.
+
+    Raises:
+        BenchmarkError: ale-py is not installed.
+    """
+    if importlib.util.find_spec("ale_py") is None:
+        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
+
+
+def require_gpu(plan: Plan) -> None:
+    """Check that there is a GPU. A quick run of ``plan`` needs none.
+
+    Raises:
+        BenchmarkError: this machine has no NVIDIA GPU.
+    """
+    if not plan.quick and not Path("/dev/nvidiactl").exists():
+        raise BenchmarkError("this machine has no NVIDIA GPU")
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,42 @@ def at(curve: Sequence[Sequence[float | None]], axis: int, place: float) -> floa
     return known[-1][2] if known else None
 
 
+def plot_curves(records: Sequence[Record], path: Path, label_of: Callable[[Record], str]) -> None:
+    """Plot the curves of runs over time and over steps into ``path`` (SVG): a thin line for each
+    run, a colour for each label.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no plot: install the extra 'plots'", file=sys.stderr)
+        return
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    colours = {
+        label: f"C{index}" for index, label in enumerate(dict.fromkeys(map(label_of, records)))
+    }
+    for panel, axis, name in zip(
+        panels, (0, 1), ("seconds of training", "environment steps"), strict=True
+    ):
+        shown: set[str] = set()
+        for record in records:
+            points = [point for point in record.summary["curve"] if point[2] is not None]
+            label = label_of(record)
+            panel.plot(
+                [point[axis] for point in points],
+                [point[2] for point in points],
+                color=colours[label],
+                linewidth=0.8,
+                label="_" if label in shown else label,
+            )
+            shown.add(label)
+        panel.set(xlabel=name)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("mean return of 100 episodes")
+    panels[0].legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
 def read(path: Path) -> list[Record]:
     """Read the records of earlier calls."""
     if not path.exists():

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.matrix import Case, Matrix, Record, at, main
+from benchmarks.lib.matrix import Case, Matrix, Record, at, main, plot_curves
 from benchmarks.lib.results import RESULTS
 
 CORES, SECONDS, SOLVED = 4, 510.0, 15.0
@@ -105,30 +105,8 @@ def _number(value: float | None, form: str) -> str:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Plot returns over time and over steps into ``path`` (SVG), a line for each run."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no plot: install the extra 'plots'", file=sys.stderr)
-        return
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    panels: Any = figure.subplots(1, 2, sharey=True)
-    for panel, axis, label in zip(
-        panels, (0, 1), ("seconds of training", "environment steps"), strict=True
-    ):
-        for record in records:
-            points = [point for point in record.summary["curve"] if point[2] is not None]
-            panel.plot(
-                [point[axis] for point in points],
-                [point[2] for point in points],
-                linewidth=1.0,
-                label=f"{record.case}, seed {record.seed}",
-            )
-        panel.set(xlabel=label)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("mean return of 100 episodes")
-    panels[0].legend()
-    figure.savefig(path, metadata={"Date": None})
+    """Plot returns into ``path`` (SVG), with a colour for each run."""
+    plot_curves(records, path, lambda record: f"{record.case}, seed {record.seed}")
 
 
 MATRIX = Matrix(

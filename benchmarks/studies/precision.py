@@ -14,9 +14,8 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.lib.matrix import Case, Matrix, Record, at, main
+from benchmarks.lib.matrix import Case, Matrix, Record, at, main, plot_curves
 from benchmarks.lib.results import RESULTS
 
 SECONDS = 420.0
@@ -82,37 +81,8 @@ def _spread(values: Sequence[float | None], form: str) -> str:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Plot returns over time and over steps into ``path`` (SVG): a thin line for each run, a colour
-    for each precision.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no plot: install the extra 'plots'", file=sys.stderr)
-        return
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    panels: Any = figure.subplots(1, 2, sharey=True)
-    for panel, axis, label in zip(
-        panels, (0, 1), ("seconds of training", "environment steps"), strict=True
-    ):
-        for index, precision in enumerate(PRECISIONS):
-            named = precision
-            for record in records:
-                if record.case == precision:
-                    points = [point for point in record.summary["curve"] if point[2] is not None]
-                    panel.plot(
-                        [p[axis] for p in points],
-                        [p[2] for p in points],
-                        color=f"C{index}",
-                        linewidth=0.8,
-                        label=named,
-                    )
-                    named = "_"
-        panel.set(xlabel=label)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("mean return of 100 episodes")
-    panels[0].legend()
-    figure.savefig(path, metadata={"Date": None})
+    """Plot returns into ``path`` (SVG), with a colour for each precision."""
+    plot_curves([record for record in records if record.case in PRECISIONS], path, lambda r: r.case)
 
 
 MATRIX = Matrix(doc=__doc__, cases=cases(), table=table, out=RESULTS / "precision.json", plot=plot)

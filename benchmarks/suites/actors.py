@@ -4,18 +4,17 @@ inference and slots.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 
 from benchmarks.lib import sleeping
 from benchmarks.lib.harness import (
     Benchmark,
-    BenchmarkError,
     Plan,
     Ratio,
     RoundValues,
     Side,
     quotient,
+    require_atari,
 )
 from benchmarks.lib.machine import ROOT
 from benchmarks.workers import halves, training
@@ -44,8 +43,7 @@ def make(plan: Plan) -> Benchmark:
     Raises:
         BenchmarkError: ale-py is not installed.
     """
-    if importlib.util.find_spec("ale_py") is None:
-        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
+    require_atari()
     seconds = 0.02 if plan.quick else 0.6
     shorter = ("actors.rollout_steps=2", "env.num_envs=2") if plan.quick else ()
 

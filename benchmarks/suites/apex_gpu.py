@@ -4,11 +4,8 @@ learner.
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 from benchmarks.lib import machine
-from benchmarks.lib.harness import Benchmark, BenchmarkError, Plan, Ratio, Side, Values
+from benchmarks.lib.harness import Benchmark, Plan, Ratio, Side, Values, require_atari, require_gpu
 from benchmarks.suites.pong_gpu import STANDARD
 from benchmarks.suites.replay import PONG, limits_of, over_limit, run_of
 from benchmarks.workers import shards, training
@@ -45,10 +42,8 @@ def make(plan: Plan) -> Benchmark:
     Raises:
         BenchmarkError: there is no GPU, or ale-py is not installed.
     """
-    if importlib.util.find_spec("ale_py") is None:
-        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
-    if not plan.quick and not Path("/dev/nvidiactl").exists():
-        raise BenchmarkError("this machine has no NVIDIA GPU")
+    require_atari()
+    require_gpu(plan)
     window = training.Window(*((2.0, 1.0) if plan.quick else (12.0, 10.0)), every_actor=True)
     device, seconds = ("cpu", 0.05) if plan.quick else ("cuda", 2.0)
     counts = COUNTS[: 1 if plan.quick else None]

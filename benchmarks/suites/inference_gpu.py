@@ -5,21 +5,20 @@ card.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from benchmarks.lib import child, machine
 from benchmarks.lib.harness import (
     Benchmark,
-    BenchmarkError,
     Plan,
     Ratio,
     RoundValues,
     Together,
     Values,
     quotient,
+    require_atari,
+    require_gpu,
 )
 from benchmarks.lib.machine import ROOT
 from benchmarks.workers import inference_server
@@ -49,10 +48,8 @@ def make(plan: Plan) -> Benchmark:
     Raises:
         BenchmarkError: there is no GPU, or ale-py is not installed.
     """
-    if importlib.util.find_spec("ale_py") is None:
-        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
-    if not plan.quick and not Path("/dev/nvidiactl").exists():
-        raise BenchmarkError("this machine has no NVIDIA GPU")
+    require_atari()
+    require_gpu(plan)
     device, seconds = ("cpu", 0.2) if plan.quick else ("cuda", 4.0)
     requests = 2 if plan.quick else REQUESTS
     counts = COUNTS[: 2 if plan.quick else None]

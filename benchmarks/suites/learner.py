@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-
-from benchmarks.lib.harness import Benchmark, BenchmarkError, Plan, Ratio, Side, quotient
+from benchmarks.lib.harness import Benchmark, Plan, Ratio, Side, quotient, require_atari
 from benchmarks.lib.machine import ROOT
 from benchmarks.suites.actors import PONG
 from benchmarks.workers import halves, training
@@ -26,8 +24,7 @@ def make(plan: Plan) -> Benchmark:
     Raises:
         BenchmarkError: ale-py is not installed.
     """
-    if importlib.util.find_spec("ale_py") is None:
-        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
+    require_atari()
     seconds = 0.02 if plan.quick else 0.8
     shorter = ("actors.rollout_steps=2", "env.num_envs=2") if plan.quick else ()
 

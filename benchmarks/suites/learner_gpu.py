@@ -5,7 +5,6 @@ over one.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from benchmarks.lib.harness import (
     Together,
     Values,
     quotient,
+    require_atari,
 )
 from benchmarks.lib.machine import ROOT
 from benchmarks.suites.actors import PONG
@@ -53,8 +53,7 @@ def make(plan: Plan) -> Benchmark:
     Raises:
         BenchmarkError: there is no GPU, or ale-py is not installed.
     """
-    if importlib.util.find_spec("ale_py") is None:
-        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
+    require_atari()
     count = 0 if plan.quick else len(machine.gpus())
     if not plan.quick and not count:
         raise BenchmarkError("this machine has no NVIDIA GPU")

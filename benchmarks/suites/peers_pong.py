@@ -4,19 +4,18 @@ with Sample Factory and other peers.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable
 
 from benchmarks.lib.harness import (
     Benchmark,
-    BenchmarkError,
     Plan,
     Ratio,
     RoundValues,
     Side,
     Values,
     quotient,
+    require_atari,
 )
 from benchmarks.peers import comparison
 from benchmarks.peers.comparison import Rival
@@ -92,8 +91,7 @@ def make(plan: Plan) -> Benchmark:
     Raises:
         BenchmarkError: ale-py is not installed.
     """
-    if importlib.util.find_spec("ale_py") is None:
-        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
+    require_atari()
     seconds = plan.seconds or (20.0 if plan.quick else 60.0)
     window = training.Window(5.0 if plan.quick else 10.0, seconds - (5.0 if plan.quick else 10.0))
     seeds = tuple(range(1, plan.rounds + 1))

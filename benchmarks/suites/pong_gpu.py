@@ -4,7 +4,6 @@ the environments alone on these cores.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import NamedTuple
 from benchmarks.lib import child, machine
 from benchmarks.lib.harness import (
     Benchmark,
-    BenchmarkError,
     Plan,
     Ratio,
     RoundValues,
     Side,
     Values,
     quotient,
+    require_atari,
+    require_gpu,
 )
 from benchmarks.lib.machine import ROOT
 from benchmarks.workers import training
@@ -74,10 +74,8 @@ def make(plan: Plan) -> Benchmark:
     Raises:
         BenchmarkError: there is no GPU, or ale-py is not installed.
     """
-    if importlib.util.find_spec("ale_py") is None:
-        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
-    if not plan.quick and not Path("/dev/nvidiactl").exists():
-        raise BenchmarkError("this machine has no NVIDIA GPU")
+    require_atari()
+    require_gpu(plan)
     # 48 environments of a core take 15 s of CPU time to start
     window = training.Window(0.5, 1.0) if plan.quick else training.Window(25.0, 15.0)
     seconds = 0.5 if plan.quick else 10.0

@@ -4,17 +4,15 @@ learner.
 
 from __future__ import annotations
 
-import importlib.util
-
 from benchmarks.lib.harness import (
     Benchmark,
-    BenchmarkError,
     Plan,
     Ratio,
     RoundValues,
     Side,
     Values,
     quotient,
+    require_atari,
 )
 from benchmarks.lib.machine import ROOT
 from benchmarks.workers import shards, training
@@ -58,8 +56,7 @@ def make(plan: Plan) -> Benchmark:
     Raises:
         BenchmarkError: ale-py is not installed.
     """
-    if importlib.util.find_spec("ale_py") is None:
-        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
+    require_atari()
     window = training.Window(0.5, 1.0) if plan.quick else training.Window(2.0, 4.0)
     seconds = 0.05 if plan.quick else 0.5
     seeds = tuple(range(1, plan.rounds + 1))

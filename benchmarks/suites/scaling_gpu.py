@@ -7,15 +7,12 @@ and learns in turn.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from benchmarks.lib import child, machine
 from benchmarks.lib.harness import (
     Benchmark,
-    BenchmarkError,
     Plan,
     Ratio,
     RoundValues,
@@ -23,6 +20,8 @@ from benchmarks.lib.harness import (
     Together,
     Values,
     quotient,
+    require_atari,
+    require_gpu,
 )
 from benchmarks.lib.machine import ROOT
 from benchmarks.workers import training
@@ -57,10 +56,8 @@ def make(plan: Plan) -> Benchmark:
     Raises:
         BenchmarkError: there is no GPU, or ale-py is not installed.
     """
-    if importlib.util.find_spec("ale_py") is None:
-        raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
-    if not plan.quick and not Path("/dev/nvidiactl").exists():
-        raise BenchmarkError("this machine has no NVIDIA GPU")
+    require_atari()
+    require_gpu(plan)
     window = training.Window(*((0.5, 1.0) if plan.quick else (6.0, 8.0)), every_actor=True)
     alone_s, in_turn_s = (0.2, 0.2) if plan.quick else (3.0, 6.0)
     cores = sorted(os.sched_getaffinity(0))

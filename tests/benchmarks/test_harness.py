@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -697,7 +698,7 @@ def test_the_gain_from_cores_is_compared_with_that_of_the_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scaling_gpu.os, "sched_getaffinity", lambda _: set(range(6)))
-    monkeypatch.setattr(scaling_gpu.Path, "exists", lambda _: True)
+    monkeypatch.setattr(Path, "exists", lambda _: True)
     made = scaling_gpu.make(Plan(quick=False, rounds=1, scratch=tmp_path))
     values: dict[str, Values] = {}
     for count, trained, alone in ((1, 5.0, 10.0), (2, 9.0, 20.0), (4, 15.0, 40.0)):
@@ -799,9 +800,18 @@ def test_mpi4py_is_skipped_without_mpiexec(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_error_without_atari_names_the_package_to_install(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
         module.make(Plan(quick=True, rounds=1, scratch=tmp_path))
+
+
+@pytest.mark.parametrize("module", [apex_gpu, inference_gpu, pong_gpu, scaling_gpu])
+def test_a_machine_without_a_gpu_is_refused(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "nvidiactl")
+    with pytest.raises(BenchmarkError, match="no NVIDIA GPU"):
+        module.make(Plan(quick=False, rounds=1, scratch=tmp_path))
 
 
 @pytest.mark.parametrize("case", forecast.CASES.values(), ids=list(forecast.CASES))

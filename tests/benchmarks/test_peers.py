@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -981,7 +982,7 @@ def test_every_rival_has_an_environment_and_a_script(rival: Rival) -> None:
 def test_the_error_without_atari_names_the_package_to_install(
     suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
         suite.make(Plan(quick=True, rounds=1, scratch=tmp_path))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from benchmarks.lib import matrix
 from benchmarks.lib.matrix import Record
 from benchmarks.studies.pong_learning import CASES, CORES, SECONDS, table
 from tianflow.config.loading import load_config
@@ -20,6 +23,14 @@ def test_the_runs_keep_their_bound_with_every_actor_at_work() -> None:
     assert {"fp32", "tf32", "bf16"} == {
         load_config(case.config, case.settings(1)).learner.precision for case in impala
     }
+
+
+def test_runs_at_once_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix.os, "sched_getaffinity", lambda _: set(range(9)))
+    parts = matrix._parts(2, CORES)
+    assert [{0, 1, 2, 3}, {4, 5, 6, 7}] == [parts.get_nowait() for _ in range(2)]
+    with pytest.raises(SystemExit, match="--jobs 3 needs 12 cores; there are 9"):
+        matrix._parts(3, CORES)
 
 
 def test_the_table_shows_returns_over_time_and_the_time_to_the_goal() -> None:

@@ -90,14 +90,14 @@ def test_moments_of_bytes_are_exact_and_those_of_their_scaled_values() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-@pytest.mark.parametrize("kept", [0, 1, 40, 333])
+@pytest.mark.parametrize("chosen", [0, 1, 40, 333])
 def test_moments_of_chosen_samples_are_those_of_their_selection(
-    dtype: torch.dtype, kept: int
+    dtype: torch.dtype, chosen: int
 ) -> None:
     """A GPU masks the others, whatever they hold."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randint(256, (333, 5), generator=generator).to(dtype)
-    valid = torch.randperm(333, generator=generator) < kept
+    valid = torch.randperm(333, generator=generator) < chosen
     if dtype.is_floating_point:
         x[~valid] = torch.nan
     expected = batch_moments(x[valid])

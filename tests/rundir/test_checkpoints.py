@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +34,7 @@ from tianflow.rundir.checkpoints import (
     write_arrays,
     write_state,
 )
-from tianflow.rundir.lock import lock_directory
+from tianflow.rundir.control_file import ControlFile, ProcessIdentity
 
 ARRAYS = {
     "policy/weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -606,10 +607,20 @@ def test_a_run_that_is_active_may_still_write_its_checkpoint(
         directory.parent.mkdir(parents=True)
         (directory.parent / CONFIG_FILE).write_text("", encoding="utf-8")
     active = "the run is active, and writes a checkpoint when it stops"
-    held = lock_directory(directory.parent)
+    me = ProcessIdentity.of(os.getpid())
+    control = ControlFile(
+        run="a-run",
+        pid=me.pid,
+        start_time=me.start_time,
+        address="http://127.0.0.1:1",
+        token="t",
+        read_token="r",
+    )
+    control.write(directory.parent)
     with pytest.raises(CheckpointError, match=f"has no.* checkpoint; .*; {active}$"):
         resolve("a-run", tmp_path / "runs")
-    os.close(held)
+    control.remove(directory.parent)
+    replace(control, start_time=1).write(directory.parent)  # left by a coordinator that was killed
     with pytest.raises(CheckpointError, match="has no.* checkpoint; ") as found:
         resolve("a-run", tmp_path / "runs")
     assert active not in str(found.value)

@@ -32,7 +32,7 @@ class RunningMoments(NamedTuple):
 def batch_moments(x: Tensor, valid: Tensor | None = None) -> RunningMoments:
     """Moments over the first axis of ``x`` [M, *shape], in float64; uint8 is scaled to 0..1.
 
-    ``valid`` (bool [M]): the samples that count; None: all. A GPU is not waited for. Without
+    ``valid`` (bool [M]): the samples that count; None: all. The call never waits for a GPU. Without
     samples: mean 0, variance 1, samples 0.
     """
     if valid is not None and x.device.type != "cpu":

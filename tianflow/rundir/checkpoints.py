@@ -35,7 +35,7 @@ from tianflow.core.payloads import StateFile, Version, WeightsTable
 from tianflow.core.resource_limits import refusal
 from tianflow.errors import CheckpointError
 from tianflow.logs import logger
-from tianflow.rundir.lock import is_locked
+from tianflow.rundir.control_file import ControlFile
 from tianflow.rundir.manifest import FORMAT, RESUMED, ManifestFormatError, check_manifest
 from tianflow.rundir.parameters import encode_tables, read_parameters
 
@@ -495,8 +495,12 @@ def resolve(source: str, runs_dir: Path, *, only_runs: bool = False) -> Path:
 
 
 def _if_active(directory: Path) -> str:
-    """The end of a message about a run without a checkpoint, if it may still write one."""
-    return "; the run is active, and writes a checkpoint when it stops" * is_locked(directory)
+    """The end of a message about a run without a checkpoint, if it may still write one. A run
+    without an HTTP server is not found.
+    """
+    control = ControlFile.read(directory)
+    active = control is not None and control.alive
+    return "; the run is active, and writes a checkpoint when it stops" if active else ""
 
 
 def _resolve_best(run: str, runs_dir: Path, *, only_runs: bool) -> Path:

@@ -10,23 +10,6 @@ from tianflow.errors import CheckpointError
 from tianflow.rundir.control_file import ControlFile
 
 
-def is_locked(directory: Path) -> bool:
-    """True while a process holds the lock on ``directory``. Takes no lock."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def lock_directory(directory: Path) -> int:
     """Lock the existing ``directory`` until the returned descriptor is closed, or this process
     ends.
