@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -258,6 +259,9 @@ def compare(kind: str, *, actors: int, servers: int, outages: Sequence[int] = ()
     spec, local = probe(config), played_locally(kind, actors)
 
     async def play() -> FarStage:
+        # a new thread has PyTorch's default number of threads, which round in another order
+        pool = ThreadPoolExecutor(initializer=torch.set_num_threads, initargs=(1,))
+        asyncio.get_running_loop().set_default_executor(pool)
         cluster = Cluster(config, spec, actors=actors, servers=servers)
         async with asyncio.timeout(PATIENCE_S), cluster.running():
             made = partial(FarStage, kind, actors=actors, servers=servers, cluster=cluster)
