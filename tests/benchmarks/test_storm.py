@@ -628,6 +628,21 @@ def test_a_change_without_an_answer_is_unknown_and_excused_beside_a_stopped_coor
     assert 6 == len(watched.patches)
 
 
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_change_by_one_client_is_noted_like_those_of_two(status: int) -> None:
+    live, conditions = SettingsLive(), Conditions()
+    findings = Findings(now=lambda: 0.0, context=conditions.describe, log=lambda _: None)
+    watched = observers(live, conditions, findings)
+    if status != 200:
+        live.refuses = Answer(status, b"", "", 0.0)
+    patch = watched.change("balance", 0)
+    assert (status == 200) == (patch is not None)
+    assert ({"max_staleness": 0} if status == 200 else {}) == watched.acknowledged
+    assert (set() if status == 200 else {"max_staleness"}) == watched.unknown
+    assert [(0, status)] == [(patch.value, patch.status) for patch in watched.patches]
+    assert (status != 200) == bool(findings.records)
+
+
 def test_an_answer_is_not_slow_for_the_time_in_which_the_coordinator_was_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

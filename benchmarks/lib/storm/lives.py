@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Never
 
 from benchmarks.lib.live_run import (
     FORK_SERVER,
@@ -46,6 +47,8 @@ from tianflow.rundir.checkpoints import CheckpointStore
 START_S = 120.0
 """Longest time from the start of a coordinator to its first update, on a loaded machine."""
 PATIENCE_S = 10.0
+JUDGED_UPDATES = 5
+"""Updates under each bound in the calm life. The first of a learner is not judged."""
 MEETING_S = 10.0
 """Time in which a process reaches the moment at which it is to hang."""
 HANG_MARGIN_S = 10.0
@@ -257,7 +260,7 @@ interval_s = 0.5
             self.findings.report("end", "by itself", detail, live.stderr[-4000:])
             raise BrokenLifeError
 
-    def _give_up(self, live: LiveRun, subject: str, detail: str) -> None:
+    def _give_up(self, live: LiveRun, subject: str, detail: str) -> Never:
         document = live.request(live.resource("")).json()
         states = {key: document.get(key) for key in ("state", "ready", "reasons")}
         evidence = f"{json.dumps(document)}\n{live.table()}\n{live.stderr[-4000:]}"
@@ -289,6 +292,8 @@ interval_s = 0.5
         if end.disk == "was full":
             self._fill_for_a_while()
         observers.stop_changes()
+        if calm:
+            self._train_under_each_bound(live, observers)
         after, last = self._quiet_scrape(live)
         uses = [
             parse(line)
@@ -310,6 +315,31 @@ interval_s = 0.5
         self._judge_growth(live, opened, memory)
         if end.amid:
             self._kill_amid(live, observers)
+
+    def _train_under_each_bound(self, live: LiveRun, observers: Observers) -> None:
+        """Change the bound to each of its values, and wait for updates that the judge of the record
+        judges by it. The two clients may have set a bound for a moment only.
+        """
+        for bound in BOUNDS:
+            patch = observers.change("balance", bound)
+            if patch is None:
+                self._give_up(live, f"a change to bound {bound}", "the run refuses it")
+            recorded: int | None = None
+
+            def look(generation: int = patch.generation) -> bool:
+                nonlocal recorded
+                self._require_alive(live)
+                if recorded is None:
+                    if any(generation <= found for _, found in observers.generations[-1:]):
+                        recorded = _count_lines(self._record)
+                    return False
+                return _count_lines(self._record) >= recorded + JUDGED_UPDATES
+
+            try:
+                within_s = self._size.recover_s
+                until(f"updates at bound {bound}", look, within_s=within_s, poll_s=0.1)
+            except TimeoutError as error:
+                self._give_up(live, f"training at bound {bound}", str(error))
 
     def _fill_for_a_while(self) -> None:
         """Let clients change settings while the disk is full."""
@@ -450,7 +480,6 @@ interval_s = 0.5
             found = until("a paused run is quiet", look, within_s=START_S, poll_s=QUIET_S)
         except TimeoutError as error:
             self._give_up(live, "a pause", str(error))
-            raise
         took = time.monotonic() - since
         self.tally.measured("CPU while paused", (cpu_seconds(live.process.pid) - used) / took)
         live.request(live.resource("resume"), "POST")

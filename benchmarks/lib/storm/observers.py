@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -212,27 +212,46 @@ class Observers:
             self._live_probes,
             self._ready_probes,
             self._looks,
-            self._pairs,
         ):
-            thread = threading.Thread(target=self._guarded, args=(work,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._threads.append(self._begun(work))
+        self._clients = self._begun(self._pairs)
+        self._threads.append(self._clients)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        self._no_patches.set()
         for thread in self._threads:
             thread.join()
         if self._errors:
             raise self._errors[0]
 
     def stop_changes(self) -> None:
-        """Let the two clients change nothing more."""
+        """Let the two clients change nothing more, and wait until they are done."""
         self._no_patches.set()
+        self._clients.join()
+
+    def change(self, resource: str, value: int) -> Patch | None:
+        """Let one client change the setting of ``resource``. Call it after :meth:`stop_changes`.
+
+        Returns:
+            The change; None if the run did not answer.
+        """
+        seen = self._live.request(self._live.resource(resource))
+        if not self._answered(f"GET {resource}", seen, (200,)):
+            return None
+        patch = self._change(threading.Barrier(1), resource, value, seen.etag)
+        self._changed(resource, [patch])
+        return patch if patch.status == 200 else None
 
     def expect_end(self) -> None:
         """From now on the coordinator may end, so no answer is expected."""
         self._ending.set()
+
+    def _begun(self, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=self._guarded, args=(work,), daemon=True)
+        thread.start()
+        return thread
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -366,10 +385,10 @@ class Observers:
 
     def _pairs(self) -> None:
         with ThreadPoolExecutor(2) as clients:
-            while not self._over.is_set() and not self._no_patches.is_set():
+            while not self._no_patches.is_set():
                 resource = self._dice.choice(tuple(RESOURCES))
                 self._pair(clients, resource, *self._dice.sample(RESOURCES[resource][1], 2))
-                self._over.wait(self._dice.uniform(*PATIENCE_S))
+                self._no_patches.wait(self._dice.uniform(*PATIENCE_S))
 
     def _pair(self, clients: ThreadPoolExecutor, resource: str, one: int, other: int) -> None:
         """Let two clients read one generation, and change it at once."""
@@ -381,14 +400,19 @@ class Observers:
             clients.submit(self._change, line, resource, value, seen.etag) for value in (one, other)
         ]
         patches = sorted((future.result() for future in asked), key=lambda patch: patch.sent)
+        if all(patch.status in CHANGED for patch in patches):
+            self._findings.add(judge_pair(*patches))
+            self._tally.count("pairs of changes")
+        self._changed(resource, patches)
+
+    def _changed(self, resource: str, patches: Sequence[Patch]) -> None:
+        """Note changes that were made at once, and compare the setting in force with them."""
         self.patches += patches
         name = RESOURCES[resource][0]
         if any(patch.status not in CHANGED for patch in patches):
             self.acknowledged.pop(name, None)  # the change may be in force without an answer
             self.unknown.add(name)
             return
-        self._findings.add(judge_pair(*patches))
-        self._tally.count("pairs of changes")
         for patch in patches:
             if patch.status == 200:
                 self.acknowledged[name] = patch.value
