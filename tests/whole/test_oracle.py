@@ -189,7 +189,7 @@ def test_violations_rise_when_the_check_at_use_and_the_sweep_are_bypassed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learner, "admissible", lambda batch, version, bound: True)
-    monkeypatch.setattr(Ledger, "_drop_expired", lambda ledger, for_version: None)
+    monkeypatch.setattr(Ledger, "_drop_expired", lambda ledger, at: None)
 
     async def lower(run: Run) -> None:
         await until(run, 20)

@@ -59,6 +59,7 @@ class Exchange:
     ) -> None:
         self.ledger = ledger
         self.arena = arena
+        self._remote = ledger.remote
         self._clock, self._call_later = clock, call_later
         self._requests: deque[tuple[str, DeliverGrant]] = deque()
         """One entry for each requested grant."""
@@ -94,7 +95,7 @@ class Exchange:
     def begin(self, ticket: int, version: Version) -> None:
         """The holder begins."""
         self.ledger.begin(ticket, version)
-        if self.ledger.remote:  # a batch may have waited for it as for one with an older version
+        if self._remote:  # a batch may have waited for it as for one with an older version
             self._take()
 
     def commit(self, trajectory: Trajectory, place: str = "") -> bool:
@@ -241,11 +242,10 @@ class Exchange:
 
     def _grant(self) -> None:
         """Grant what the ledger permits, in the order of requests."""
-        ledger = self.ledger
-        if ledger.remote:
+        if self._remote:
             self._grant_to_machines()
             return
-        while self._requests and ledger.grantable:
+        while self._requests and self.ledger.grantable:
             holder, deliver = self._requests.popleft()
             deliver(self._ticket_for(holder))
 

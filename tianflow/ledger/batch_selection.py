@@ -91,12 +91,13 @@ def expired(
     Returns:
         Number and reason of each: ``lineage`` or ``expired``.
     """
+    oldest = 0 if max_staleness is None else at.number - max_staleness
     found = []
     for state in LISTED:
         for version in tickets.listed[state]:
             if version.lineage != at.lineage:
                 reason = "lineage"
-            elif max_staleness is not None and at.number - version.number > max_staleness:
+            elif version.number < oldest:
                 reason = "expired"
             else:
                 continue
@@ -111,7 +112,7 @@ def blocking_tickets(tickets: TicketIndex, *, limits: Limits, at: int) -> list[T
     tickets.
     """
     committed = tickets.count(State.COMMITTED)
-    if limits.max_staleness is None or not tickets.open or 2 * committed < limits.batch:
+    if limits.max_staleness is None or 2 * committed < limits.batch or not tickets.open:
         return []
     # A grant that names an older version is of use only if its actor begins with a newer one.
     last = limits.max_staleness - at

@@ -131,7 +131,7 @@ class TicketIndex:
     @property
     def open(self) -> int:
         """Tickets that may still be committed with the version that they have here."""
-        return sum(self._counts[state] for state in self._open)
+        return sum(map(self._counts.__getitem__, self._open))
 
     def open_versions(self, since: int) -> Counter[Version]:
         """Open tickets per version, from version number ``since`` on."""

@@ -322,7 +322,7 @@ class Ledger:
                 f"a batch for version {for_version.number} was requested, but the learner is "
                 f"already at version {self._version.number}"
             )
-        self._drop_expired(for_version.number)
+        self._drop_expired(for_version)
         batch, by_arrival = self._limits.batch, self._limits.order == "arrival"
         blocked = None if by_arrival else self._wait_for_stragglers(for_version.number, now)
         if self._remote:
@@ -489,8 +489,7 @@ class Ledger:
     def _of_lost_learner(self, version: Version) -> bool:
         return not self._learning or version.lineage < self._version.lineage
 
-    def _drop_expired(self, for_version: int) -> None:
-        at = Version(self._version.lineage, for_version)
+    def _drop_expired(self, at: Version) -> None:
         bound = self._limits.max_staleness
         for number, reason in expired(self._tickets, max_staleness=bound, at=at):
             self._drop(number, reason)
