@@ -31,6 +31,7 @@ AS_IN_HOSTS = (
     "benchmarks.workers.in_turn",
     "benchmarks.workers.inference_server",
     "benchmarks.workers.lockstep",
+    "benchmarks.workers.network",
     "benchmarks.workers.shards",
     "benchmarks.workers.updates",
 )

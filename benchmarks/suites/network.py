@@ -69,7 +69,7 @@ def make(plan: Plan) -> Benchmark:
             "trajectories": ", ".join(
                 f"{network.counts(nbytes, share)} of {size}" for size, nbytes in SIZES.items()
             ),
-            "in flight": f"{network.IN_FLIGHT}",
+            "in flight": f"{network.IN_FLIGHT}, {network.BATCH} acknowledged at once",
             "processes": "node, gateway and coordinator on one machine, over the loopback",
         },
         notes=(

@@ -3,8 +3,9 @@ ZeroMQ.
 
 ``gateway``  the gateway of a run: a node sends each trajectory with the message that commits it,
              the gateway writes it into its slot and reports it to the coordinator, which
-             acknowledges it
-``bare``     a DEALER that sends without a copy, a ROUTER, and one copy into a slot
+             acknowledges `BATCH` of them at once
+``bare``     a DEALER that sends without a copy, a ROUTER that copies once into a slot and
+             acknowledges as many at once
 
 ``KEYS`` 1: with CURVE. At most `IN_FLIGHT` trajectories are not acknowledged. The answer has MB/s
 (10^6 bytes) and CPU seconds of each process for a trajectory, by size.
@@ -43,10 +44,13 @@ from tianflow.channels.stream import ReliableStream
 from tianflow.channels.tcp import TcpConnection, new_context
 from tianflow.core.layout import written_rows
 from tianflow.core.payloads import Field, TrajectoryLayout
+from tianflow.hosts import event_loop as loops
 from tianflow.hosts import gateway
 
 IN_FLIGHT = 8
 """Trajectories that are not acknowledged."""
+BATCH = 2
+"""Trajectories that one message acknowledges. In a run it brings the grants for the next batch."""
 WARM = 4
 """Trajectories before the first that counts."""
 TOTAL = 2 * 10**9
@@ -120,7 +124,8 @@ def through_gateway(nbytes: int, count: int, keys: Keys | None) -> dict[str, flo
                 case NodeSent(_, number, _, _) if number:
                     if number == WARM:
                         began[:] = time.perf_counter(), cpu_s()
-                    link.send(SendToNode("n", 0, number, b""))
+                    if number % BATCH == 0 or number == WARM + count:
+                        link.send(SendToNode("n", 0, number, b""))
                     if number == WARM + count:
                         done.set_result(time.perf_counter() - began[0])
 
@@ -141,7 +146,7 @@ def through_gateway(nbytes: int, count: int, keys: Keys | None) -> dict[str, flo
         }
 
     try:
-        return asyncio.run(coordinate())
+        return loops.run(coordinate())
     finally:
         slots.close()
 
@@ -183,7 +188,7 @@ def send_as_node(address: str, keys: Keys | None, nbytes: int, count: int, answe
         connection.close()
         context.destroy(linger=0)
 
-    asyncio.run(send())
+    loops.run(send())
     os.write(answer, msgpack.packb(cpu_s()))
 
 
@@ -204,10 +209,10 @@ def bare(nbytes: int, count: int, keys: Keys | None) -> dict[str, float]:
         for number in range(WARM + count):
             if open_ == IN_FLIGHT:
                 end.recv()
-                open_ -= 1
+                open_ -= BATCH
             end.send(data[number % IN_FLIGHT].data, copy=False)
             open_ += 1
-        for _ in range(open_):
+        for _ in range(0, open_, BATCH):
             end.recv()
         os.write(answer, msgpack.packb(cpu_s()))
         context.destroy(linger=0)
@@ -224,7 +229,8 @@ def bare(nbytes: int, count: int, keys: Keys | None) -> dict[str, float]:
     for number in range(WARM + count):
         peer, data = end.recv_multipart(copy=False)
         slots[number % IN_FLIGHT][...] = np.frombuffer(data.buffer, np.uint8)
-        end.send_multipart([peer.bytes, b""])
+        if (number + 1) % BATCH == 0 or number + 1 == WARM + count:
+            end.send_multipart([peer.bytes, b""])
         if number == WARM - 1:
             began, cpu = time.perf_counter(), cpu_s()
     seconds, used = time.perf_counter() - began, cpu_s() - cpu

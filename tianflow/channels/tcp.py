@@ -42,7 +42,7 @@ from tianflow.logs import logger
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 COPIED = 64 * 1024
-"""Frames up to this many bytes are copied when they are sent: sharing them would cost more."""
+"""Shorter frames are copied when they are sent: sharing them would cost more."""
 OVERHEAD = 256
 """Bytes that CURVE adds to a frame, generously."""
 BACKLOG = 1024
@@ -63,6 +63,9 @@ BYE, NOOP = "bye", "noop"
 ZAP = "inproc://zeromq.zap.01"
 DOMAIN = "tianflow"
 ADMITTED, REFUSED = b"200", b"400"
+# The members of its enumerations cost time in every call.
+EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+NOW, NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 MECHANISM_MISMATCH = 0x11000002
 """What ZeroMQ reports when one end uses CURVE and the other does not."""
 log = logger("channels.tcp")
@@ -234,6 +237,7 @@ class TcpListener:
         self.changed = False
         """True if a connection has ended since this was last set to False."""
         self._reader: LoopReader | None = None
+        self._watcher: LoopReader | None = None
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -256,40 +260,43 @@ class TcpListener:
         self._judge()
         if self._woken.fileno() in ready:
             self._woken.recv(4096)
-        return self._receive_nowait() if self._socket in ready else None
+        return self._take() if self._socket in ready and _readable(self._socket) else None
 
     def serve(self, handle: Callable[[Peer, Message], None], ended: Callable[[], None]) -> None:
         """Give every message to ``handle`` on the running loop, until `close`. ``ended`` is called
         after a connection has ended; `reachable` finds which.
         """
 
-        def drain() -> bool:
+        def look() -> bool:
             while _readable(self._zap):
                 self._authenticate()
-            if _readable(self._monitor):
-                self._observe()
+            self._observe()
+            self._judge()
             if self.changed:
                 self.changed = False
                 ended()
+            return True
+
+        def drain() -> bool:
             for _ in range(TURN):
                 if self._reader is None:
                     return True
                 if not _readable(self._socket):
-                    self._judge()
+                    self._judge_all()
                     return True
-                if (found := self._receive_nowait()) is not None:
+                if (found := self._take()) is not None:
                     handle(*found)
             return False
 
-        self._reader = LoopReader([self._socket, self._zap, self._monitor], drain)
+        self._watcher = LoopReader([self._zap, self._monitor], look)
+        self._reader = LoopReader([self._socket], drain)
 
-    def _receive_nowait(self) -> tuple[Peer, Message] | None:
-        if not _readable(self._socket):
-            return None
-        parts: list[zmq.Frame] = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+    def _take(self) -> tuple[Peer, Message] | None:
+        """The message that is there; None if it is malformed."""
+        parts: list[zmq.Frame] = [self._socket.recv(NOW, copy=False)]
         more = True
         while more:
-            part = self._socket.recv(zmq.NOBLOCK, copy=False)
+            part = self._socket.recv(NOW, copy=False)
             more = part.more
             if len(parts) <= MAX_FRAMES + 1:
                 parts.append(part)
@@ -308,7 +315,7 @@ class TcpListener:
     def send(self, peer: Peer, frames: Sequence[Frame]) -> bool:
         """Send what `encode` made. False if the connection is over, or the peer does not read."""
         try:
-            self._socket.send_multipart([peer.id, *frames], zmq.NOBLOCK, copy=False)
+            _send(self._socket, [peer.id, *frames])
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
@@ -366,9 +373,10 @@ class TcpListener:
 
     def close(self) -> None:
         """Stop listening and end all connections. Idempotent."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        for reader in (self._reader, self._watcher):
+            if reader is not None:
+                reader.close()
+        self._reader = self._watcher = None
         self._context.destroy(linger=0)
         self._wake.close()
         self._woken.close()
@@ -407,8 +415,11 @@ class TcpListener:
         overtakes them.
         """
         if self._over and not _readable(self._socket):
-            for descriptor in list(self._over):
-                self._judge_one(descriptor)
+            self._judge_all()
+
+    def _judge_all(self) -> None:
+        for descriptor in list(self._over):
+            self._judge_one(descriptor)
 
     def _judge_one(self, descriptor: int) -> None:
         explained = self._over.pop(descriptor, True)
@@ -451,6 +462,7 @@ class TcpConnection:
         self.watched = ((self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN))
         """What `wait` looks at."""
         self._reader: LoopReader | None = None
+        self._watcher: LoopReader | None = None
         self._socket.connect(address)
 
     def send(self, frames: Sequence[Frame]) -> None:
@@ -461,7 +473,7 @@ class TcpConnection:
                 `receive_nowait` raises the reason.
         """
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            _send(self._socket, frames)
         except zmq.Again:
             raise BrokenChannelError(f"{self.address} does not take what it is sent") from None
         finally:
@@ -477,20 +489,32 @@ class TcpConnection:
 
         def drain() -> bool:
             for _ in range(TURN):
-                if self._reader is None:
+                if self._reader is None or not _readable(self._socket):
                     return True
                 try:
-                    message = self.receive_nowait()
-                except WouldBlock:
-                    return True
+                    message = self._take()
                 except TianflowError as error:
                     self.close()
                     lost(error)
                     return True
-                handle(message)
+                if message.kind != NOOP:
+                    handle(message)
             return False
 
-        self._reader = LoopReader([self._socket, self._monitor], drain)
+        def look() -> bool:
+            if self._reader is not None and not drain():  # messages come before the end
+                return False
+            if self._reader is None:
+                return True
+            try:
+                self._observe()
+            except TianflowError as error:
+                self.close()
+                lost(error)
+            return True
+
+        self._reader = LoopReader([self._socket], drain)
+        self._watcher = LoopReader([self._monitor], look)
 
     def receive_nowait(self) -> Message:
         """The next message.
@@ -505,10 +529,14 @@ class TcpConnection:
             if not _readable(self._socket):
                 self._observe()
                 raise WouldBlock
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            message = decode([frame.buffer for frame in frames])
+            message = self._take()
             if message.kind != NOOP:
                 return message
+
+    def _take(self) -> Message:
+        """The message that is there. MalformedMessageError if it is none."""
+        frames = self._socket.recv_multipart(NOW, copy=False)
+        return decode([frame.buffer for frame in frames])
 
     def _observe(self) -> None:
         for event, value in _events(self._monitor):
@@ -543,9 +571,10 @@ class TcpConnection:
         """End the connection; ``farewell`` says so to the other end. Idempotent."""
         if self._socket.closed:
             return
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        for reader in (self._reader, self._watcher):
+            if reader is not None:
+                reader.close()
+        self._reader = self._watcher = None
         if farewell:
             with contextlib.suppress(BrokenChannelError):
                 self.send(encode(BYE, 0, None))
@@ -620,4 +649,16 @@ def _events(monitor: Socket) -> list[tuple[int, int]]:
 
 def _readable(end: Socket) -> bool:
     """True if a message can be received, without the cost of an exception if not."""
-    return bool(int(end.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(int(end.getsockopt(EVENTS)) & READABLE)
+
+
+def _send(end: Socket, frames: Sequence[Frame]) -> None:
+    """Send one message. Long frames are shared with ZeroMQ, and must not change.
+
+    Raises:
+        zmq.ZMQError: nothing of it was sent.
+    """
+    *parts, last = frames
+    for part in parts:
+        end.send(part, NOW_AND_MORE, copy=len(part) < COPIED)
+    end.send(last, NOW, copy=len(last) < COPIED)
