@@ -52,12 +52,14 @@ def node(
     """
     with exit_codes():
         from tianflow import logs
+        from tianflow.core.allocator import retain_memory
         from tianflow.core.program import NODE_NAME
         from tianflow.errors import ConfigError, Problem
         from tianflow.hosts import event_loop
         from tianflow.launchers.node import NodeProcess, default_name
 
         logs.configure()
+        retain_memory()  # for the weights and the encoded trajectories that it relays
         chosen = default_name() if name is None else name
         if not NODE_NAME.fullmatch(chosen):
             accepted = "letters, digits, '.', '_' and '-', at most 64"

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from tianflow.core.allocator import RETAINED_MEMORY
 from tianflow.core.process_table import kill_marked
 from tianflow.core.resource_limits import refusal
 from tianflow.errors import RunError
@@ -35,15 +36,6 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THR
 _NO_THREADS_AT_IMPORT = {"OPENBLAS_NUM_THREADS": "1", "GOTO_NUM_THREADS": "1"}
 """Hosts get these whatever the shell says: OpenBLAS starts its threads when NumPy is imported, and
 a fork server with threads cannot fork.
-"""
-_KEPT_MEMORY = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-}
-"""For glibc: memory that an update or a step frees, up to 256 MB, stays with the process. The next
-one would otherwise pay for every page again. One arena, because the arenas of other threads return
-blocks of more than 64 MB at once.
 """
 _HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
@@ -60,7 +52,7 @@ def _huge_pages() -> dict[str, str]:
     return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if size <= 2 << 20 else {}
 
 
-HOST_ENVIRONMENT = {**_ONE_THREAD, **_KEPT_MEMORY, **_huge_pages()}
+HOST_ENVIRONMENT = {**_ONE_THREAD, **RETAINED_MEMORY, **_huge_pages()}
 """Environment variables that hosts get, unless they have other values already."""
 _SPAWN_ATTEMPTS = 3
 _DESCRIPTORS_TO_START = 16
