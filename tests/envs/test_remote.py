@@ -350,12 +350,12 @@ def test_a_reset_that_is_lost_is_sent_again_with_its_seeds() -> None:
 
 
 def test_a_server_without_a_reply_is_given_up_and_joined_again_when_it_is_back() -> None:
-    with world(reply_timeout_s=0.3) as (vector, relays, servers):
+    with world(reply_timeout_s=1.0) as (vector, relays, servers):
         vector.reset(seed=1)
         relays[1].hang()
         received = vector.step(ONES)
         assert [2, 3] == lost_rows(received[4])
-        assert "did not reply within 0.3 s" in received[4]["lost"][3]
+        assert "did not reply within 1 s" in received[4]["lost"][3]
         relays[1].flow()
         assert [2.0, 2.0, 0.0, 0.0] == vector.step(ONES)[1].tolist()
         assert RemoteStatistics(1, 2, 1, 0) == vector.statistics()
