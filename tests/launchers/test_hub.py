@@ -83,6 +83,7 @@ from tianflow.core.program import (
 )
 from tianflow.errors import RunError
 from tianflow.interfaces import LiveSettings, MessageLink, RunView
+from tianflow.launchers import hub as hubs
 from tianflow.launchers.hub import NodeHub, NodeSeat, python_version
 from tianflow.launchers.nodes import NodeHost
 from tianflow.planning.validation import require_valid
@@ -494,6 +495,31 @@ def listen_to(world: World, seat: NodeSeat) -> NodeHost:
         handle=lambda _: None, closed=lambda: None, failed=host._message_failed
     )
     return host
+
+
+def test_a_message_is_acknowledged_once_and_by_the_next_message_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hubs, "ACKNOWLEDGE_S", 0.0)
+
+    async def scenario(world: World) -> None:
+        node = await world.node("n").joins()
+        await asyncio.sleep(0.01)
+        world.sent.clear()
+        node.says(NodeReady())
+        await asyncio.sleep(0.01)
+        (alone,) = world.of(SendToNode)
+        assert (0, node.sent, b"") == (alone.number, alone.received, alone.body)
+        world.sent.clear()
+        node.says(NodeReady())
+        world.hub._nodes["n"].post(SetSlots(5))
+        world.hub._nodes["n"].push()
+        await asyncio.sleep(0.01)
+        (carried,) = world.of(SendToNode)
+        assert node.sent == carried.received
+        assert carried.number > 0
+
+    play(scenario)
 
 
 def test_a_lost_node_is_sent_nothing_under_its_name() -> None:

@@ -355,6 +355,35 @@ def test_a_node_goes_on_while_the_settings_of_the_run_import_modules(
     asyncio.run(run())
 
 
+async def test_short_data_of_a_turn_leave_in_one_message_and_large_data_at_once() -> None:
+    member = Membership(join=JoinFile("r", "tcp://127.0.0.1:9", None), name="n", cores=1, before="")
+    posted: list[tuple[int, int]] = []
+    member._stream.post = lambda item: posted.append((len(unpacked_all(item[0])), len(item[1])))  # type: ignore[method-assign]
+
+    def data(size: int) -> list[Any]:
+        return [(1, 2, {"obs": np.zeros(size, np.uint8), "reward": np.zeros(2, np.float32)})]
+
+    member._post(NodeReady(), data(1000))
+    member._post(NodeReady(), data(1000))
+    member._post(NodeReady())
+    assert [] == posted
+    await asyncio.sleep(0)
+    assert [(3, 2)] == posted
+    member._post(NodeReady())
+    member._post(NodeReady(), data(nodes.TURN_BYTES))
+    assert [(3, 2), (2, 1)] == posted
+    member._post(NodeReady(), data(1000))
+    member._post(NodeReady(), data(nodes.TURN_BYTES))
+    assert [(3, 2), (2, 1), (1, 1), (1, 1)] == posted
+    posted.clear()
+    for _ in range(nodes.TURN_SLOTS + 1):
+        member._post(NodeReady(), data(10))
+    assert [(nodes.TURN_SLOTS, nodes.TURN_SLOTS)] == posted
+    await asyncio.sleep(0)
+    assert [1, nodes.TURN_SLOTS] == sorted(slots for _, slots in posted)
+    member._context.destroy(linger=0)
+
+
 def test_hosts_are_not_read_while_too_many_messages_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,7 +474,11 @@ class Relaying:
 
 
 def unpacked(message: object) -> Any:
-    return node_messages.unpack(pack([message]))[0]
+    return unpacked_all(pack([message]))[0]
+
+
+def unpacked_all(body: bytes) -> list[Any]:
+    return node_messages.unpack(body)
 
 
 @contextlib.asynccontextmanager

@@ -95,7 +95,8 @@ class Exchange:
     def begin(self, ticket: int, version: Version) -> None:
         """The holder begins."""
         self.ledger.begin(ticket, version)
-        if self._remote:  # a batch may have waited for it as for one with an older version
+        # A batch may have waited for it as for one with an older version.
+        if self._remote and self.ledger.batch_full:
             self._take()
 
     def commit(self, trajectory: Trajectory, place: str = "") -> bool:

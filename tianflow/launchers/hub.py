@@ -248,6 +248,8 @@ class Node:
         self._stream: ReliableStream[_Sent] = ReliableStream()
         self._turn: list[object] = []
         self._turn_ends = self._acknowledging = False
+        self._acknowledged = 0
+        """Number of the last of its messages that it knows to be accepted."""
         self.connected = self.ready = self.leaving = False
         self.connection = b""
         """Its newest connection, as the gateway names it."""
@@ -340,7 +342,8 @@ class Node:
 
     def _pump(self) -> None:
         for number, sent in self._stream.due():
-            self._hub.to_gateway(SendToNode(self.name, number, self._stream.received, *sent))
+            self._acknowledged = self._stream.received
+            self._hub.to_gateway(SendToNode(self.name, number, self._acknowledged, *sent))
 
     def attach(self, connection: bytes, received: int) -> None:
         """A connection to the node stands; it has accepted messages up to ``received``."""
@@ -372,8 +375,9 @@ class Node:
 
     def _acknowledge(self) -> None:
         self._acknowledging = False
-        if self.connected:
-            self._hub.to_gateway(SendToNode(self.name, 0, self._stream.received, b""))
+        if self.connected and self._acknowledged != self._stream.received:
+            self._acknowledged = self._stream.received
+            self._hub.to_gateway(SendToNode(self.name, 0, self._acknowledged, b""))
 
     @property
     def unacknowledged(self) -> int:

@@ -19,7 +19,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,8 @@ RECONNECT_S = 0.2
 """Seconds between two attempts to connect."""
 REJOIN_S = 1.0
 """Seconds between two looks for a run to join."""
+TURN_BYTES, TURN_SLOTS = 64 * 1024, 64
+"""Data of slots that one message carries at most, unless those of one slot alone are more."""
 MOST_WAITING = 1024
 """Messages to the head that wait at most before hosts are not read any more. Their events are
 dropped then, and counted.
@@ -141,6 +143,16 @@ class RefusedNodeError(TianflowError):
     def __init__(self, summary: str, *, again: bool = False) -> None:
         self.again, self.bad = again, not again
         super().__init__(summary)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Messages that leave together, with the data of the slots that they are about."""
+
+    messages: list[object] = field(default_factory=list)
+    trajectories: list[Any] = field(default_factory=list)
+    columns: list[Any] = field(default_factory=list)
+    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -215,10 +227,10 @@ class Membership:
         """
         self._context: Context = new_context()
         self._connection: TcpConnection | None = None
-        self._stream: ReliableStream[tuple[bytes, Sequence[Any], Sequence[Any]]] = ReliableStream()
+        self._stream: ReliableStream[tuple[bytes, list[Any], list[Any]]] = ReliableStream()
         self._first: list[bytes] | None = []
         """Messages that came until the first one was decoded; None afterwards."""
-        self._turn: list[object] = []
+        self._turn = _Turn()
         self._turn_ends = self._held_back = False
         self._heard = time.monotonic()
         self._lease_s = JOIN_S
@@ -483,22 +495,31 @@ class Membership:
     def _post(
         self, message: object, trajectories: Sequence[Any] = (), columns: Sequence[Any] = ()
     ) -> None:
-        """Send with the others of this turn; data of slots end the turn."""
-        self._turn.append(message)
-        if trajectories or columns:
-            self._push(trajectories, columns)
+        """Send with the others of this turn. Many or large data of slots end the turn."""
+        size = sum(nbytes(arrays) for *_, arrays in (*trajectories, *columns))
+        if self._turn.nbytes and self._turn.nbytes + size > TURN_BYTES:
+            self._push()
+        turn = self._turn
+        turn.messages.append(message)
+        turn.trajectories += trajectories
+        turn.columns += columns
+        turn.nbytes += size
+        slots = len(turn.trajectories) + len(turn.columns)
+        if turn.nbytes > TURN_BYTES or slots >= TURN_SLOTS:
+            self._push()
         elif not self._turn_ends:
             self._turn_ends = True
             asyncio.get_running_loop().call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
         self._turn_ends = False
-        if self._turn:
-            self._push((), ())
+        if self._turn.messages:
+            self._push()
 
-    def _push(self, trajectories: Sequence[Any], columns: Sequence[Any]) -> None:
-        self._stream.post((pack(self._turn), trajectories, columns))
-        self._turn.clear()
+    def _push(self) -> None:
+        """Send what was posted in this turn now."""
+        turn, self._turn = self._turn, _Turn()
+        self._stream.post((pack(turn.messages), turn.trajectories, turn.columns))
         self._pump()
         if len(self._stream) >= MOST_WAITING and not self._held_back:
             self._held_back = True
@@ -515,7 +536,7 @@ class Membership:
     def _pump(self) -> None:
         for number, (body, trajectories, columns) in self._stream.due():
             data = np.frombuffer(body, np.uint8)
-            sent = [self._stream.received, data, list(trajectories), list(columns)]
+            sent = [self._stream.received, data, trajectories, columns]
             self._send("up", number, sent)
 
     # Run

@@ -136,6 +136,11 @@ class Ledger:
         return self._counters.steps_committed
 
     @property
+    def batch_full(self) -> bool:
+        """True if as many trajectories are committed as a batch has."""
+        return self._tickets.count(State.COMMITTED) >= self._limits.batch
+
+    @property
     def credits_in_use(self) -> int:
         """Tickets that hold a credit: granted, begun, committed or taken."""
         return len(self._tickets)
@@ -323,14 +328,15 @@ class Ledger:
                 f"already at version {self._version.number}"
             )
         self._drop_expired(for_version)
-        batch, by_arrival = self._limits.batch, self._limits.order == "arrival"
+        by_arrival = self._limits.order == "arrival"
         blocked = None if by_arrival else self._wait_for_stragglers(for_version.number, now)
         if self._remote:
             self._note_wait(blocked, for_version, now)
         if blocked is not None:
             return blocked
-        if self._tickets.count(State.COMMITTED) < batch:
+        if not self.batch_full:
             return Blocked()
+        batch = self._limits.batch
         first = (
             self._tickets.arrived(batch)
             if by_arrival
@@ -521,8 +527,7 @@ class Ledger:
         """Note for which holders on other machines the learner waits. A batch that it pulls in
         advance does not count, nor does one that is not full in any case.
         """
-        full = self._tickets.count(State.COMMITTED) >= self._limits.batch
-        if blocked is not None and full and for_version == self._version:
+        if blocked is not None and self.batch_full and for_version == self._version:
             self._lateness.waits(self._tickets[number].holder for number in blocked.cut)
         else:
             self._lateness.ends(now, self._limits.late_share)
