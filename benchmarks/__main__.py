@@ -40,6 +40,7 @@ LONG = (
     "stalled",
     "storm",
     "node_faults",
+    "nodes",
     "pong_gpu",
     "learner_gpu",
     "scaling_gpu",
@@ -49,7 +50,7 @@ LONG = (
     "peers_pong",
     "peers_served",
 )
-"""Benchmarks that run only when they are named. They take half an hour, or need a GPU, or need the
+"""Benchmarks that run only when they are named. They take half an hour, or need root, a GPU, or the
 peers that `make bench-peers` installs.
 """
 STUDIES = ("stalled", "storm", "node_faults")

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from benchmarks.lib.harness import BenchmarkError
 from benchmarks.lib.machine import ROOT, THREADS, clean_environment
+from benchmarks.lib.namespaces import Machine
 from tianflow.launchers.host_forker import HOST_ENVIRONMENT
 
 READY = "ready"
@@ -67,6 +68,7 @@ def run(
     python: Path | None = None,
     threads: int | None = 1,
     echo_errors: bool = False,
+    machine: Machine | None = None,
 ) -> Finished:
     """Run ``python -m module arguments`` to its end. The last line of its output is JSON.
 
@@ -74,14 +76,15 @@ def run(
 
     ``python`` names another interpreter than this one. ``threads`` is the number of threads of
     numerical libraries in each process. None: the libraries choose. ``echo_errors``: the child
-    writes to this process's standard error.
+    writes to this process's standard error. ``machine``: where the child runs; None: here.
 
     Raises:
         ChildTimeoutError: the child was still running after ``timeout_s``.
         BenchmarkError: the child failed or printed nothing. The message contains its stderr.
     """
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    process = _start(module, arguments, python, threads, None if echo_errors else subprocess.PIPE)
+    errors = None if echo_errors else subprocess.PIPE
+    process = _start(module, arguments, python, threads, errors=errors, machine=machine)
     with (
         _ended(process),
         _MemoryWatch(process.pid if watch_memory else None, memory_poll_s) as watch,
@@ -179,14 +182,17 @@ def _start(
     arguments: Sequence[object],
     python: Path | None = None,
     threads: int | None = 1,
+    *,
     errors: int | None = subprocess.PIPE,
+    machine: Machine | None = None,
 ) -> subprocess.Popen[str]:
     inherited = {
         name: value for name, value in clean_environment(os.environ).items() if name not in THREADS
     }
     environment = (HOST_ENVIRONMENT if module in AS_IN_HOSTS else {}) | inherited
+    command = [str(python or sys.executable), "-m", module, *map(str, arguments)]
     return subprocess.Popen(
-        [str(python or sys.executable), "-m", module, *map(str, arguments)],
+        command if machine is None else machine.command(*command),
         cwd=ROOT,
         env=environment if threads is None else environment | dict.fromkeys(THREADS, str(threads)),
         stdin=subprocess.PIPE,

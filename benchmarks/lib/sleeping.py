@@ -14,15 +14,15 @@ STEP_S = 0.005
 
 
 class Sleeping(gymnasium.Env[Any, Any]):
-    """Sleeps `STEP_S` seconds a step, or exponentially distributed times if it ``varies``. An
-    episode has 200 steps.
+    """Sleeps ``seconds`` a step, or exponentially distributed times if it ``varies``. An episode
+    has 200 steps.
     """
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, *, varies: bool = False) -> None:
-        self._varies = varies
+    def __init__(self, *, varies: bool = False, seconds: float = STEP_S) -> None:
+        self._varies, self._seconds = varies, seconds
         self._steps = 0
 
     def reset(
@@ -33,6 +33,6 @@ class Sleeping(gymnasium.Env[Any, Any]):
         return np.zeros(4, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(STEP_S * (self.np_random.exponential() if self._varies else 1.0))
+        time.sleep(self._seconds * (self.np_random.exponential() if self._varies else 1.0))
         self._steps += 1
         return np.zeros(4, np.float32), float(action), False, self._steps >= 200, {}

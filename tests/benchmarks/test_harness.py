@@ -48,6 +48,7 @@ from benchmarks.suites import (
     learner_gpu,
     many_actors,
     network,
+    nodes,
     off_policy,
     peers_cartpole,
     peers_pong,
@@ -573,6 +574,7 @@ MADE = [
         stalled,
         storm,
         node_faults,
+        nodes,
         pong_gpu,
     ),
     *(

@@ -14,14 +14,18 @@ import pytest
 
 from benchmarks.lib import results
 from benchmarks.lib.machine import ROOT, clean_environment
+from tests.support.machines import require_machines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.beside(lanes=2), pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
-    ("name", "sides"), [("channels", 6), ("impala_cartpole", 5), ("many_actors", 2)]
+    ("name", "sides"),
+    [("channels", 6), ("impala_cartpole", 5), ("many_actors", 2), ("nodes", 4)],
 )
 def test_a_quick_run_writes_a_document_and_a_table(name: str, sides: int, tmp_path: Path) -> None:
+    if name == "nodes":
+        require_machines()
     command = [sys.executable, "-m", "benchmarks", name, "--quick", "--results", str(tmp_path)]
     done = subprocess.run(
         command,
