@@ -534,7 +534,7 @@ class TcpConnection:
                 return message
 
     def _take(self) -> Message:
-        """The message that is there. MalformedMessageError if it is none."""
+        """The message that is there. MalformedMessageError if its frames are not a message."""
         frames = self._socket.recv_multipart(NOW, copy=False)
         return decode([frame.buffer for frame in frames])
 
