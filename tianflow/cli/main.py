@@ -221,6 +221,7 @@ def _submit(
 ) -> int:
     """Submit the job of a run and follow it, or print its script; the exit code."""
     from tianflow.cli import batch
+    from tianflow.planning.initial import check_source
     from tianflow.planning.resuming import require_resume
     from tianflow.planning.validation import require_valid
 
@@ -232,8 +233,12 @@ def _submit(
     if until_eof:
         batch.refuse_eof()
     spec = require_valid(settings, report=print_error).spec
-    if resume is not None and spec is not None:  # a job may wait for hours before it is refused
+    # a job may wait for hours before it is refused
+    if resume is not None and spec is not None:
         require_resume(settings, spec, resume, runs_dir)
+    if resume is None:
+        for note in check_source(settings, spec, runs_dir):
+            print_error(note)
     return batch.follow(job, runs_dir=runs_dir)
 
 
@@ -279,19 +284,37 @@ def _training_config(
 
 
 @app.command()
-def validate(config: ConfigOrAlgorithm, overrides: Overrides = None, *, env: Env = None) -> None:
+def validate(
+    config: ConfigOrAlgorithm,
+    overrides: Overrides = None,
+    *,
+    env: Env = None,
+    runs_dir: RunsDir = RUNS,
+) -> None:
     """Check CONFIG, or ALGORITHM with --env, and report every problem.
 
-    It also reports the costs of the settings. No run is started.
+    It also reports the costs of the settings. No run is started. --runs-dir is for run.init_from.
     """
     with exit_codes():
+        from tianflow.errors import ConfigError
         from tianflow.observability.sinks.outlet import require_sinks
-        from tianflow.planning.validation import require_valid
+        from tianflow.planning import validation
+        from tianflow.planning.initial import check_source
 
         settings = _load(config, overrides, env)
-        require_sinks(settings)
-        validation = require_valid(settings, report=print_error)
-    spec = validation.spec
+        found = validation.validate(settings, report=print_error)
+        problems, notes = list(found.problems), found.advice
+        try:
+            require_sinks(settings)
+        except ConfigError as error:
+            problems += error.problems
+        try:
+            notes += check_source(settings, None if problems else found.spec, runs_dir)
+        except ConfigError as error:
+            problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+    spec = found.spec
     if spec is not None:
         leaves = ", ".join(
             f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}"
@@ -301,7 +324,7 @@ def validate(config: ConfigOrAlgorithm, overrides: Overrides = None, *, env: Env
             f"environment: {spec.num_envs} x {spec.id}, {leaves}; {spec.action.kind} "
             f"actions, {spec.autoreset} autoreset"
         )
-    for sentence in validation.advice:
+    for sentence in notes:
         echo(f"note: {sentence}")
     echo(f"{config}: valid")
 

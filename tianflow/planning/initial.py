@@ -120,6 +120,19 @@ def initial_state(config: Config, spec: EnvironmentSpec, checkpoint: Checkpoint)
     return InitialState(checkpoint.path, data, found, tuple(_differences(config, spec, checkpoint)))
 
 
+def check_source(config: Config, spec: EnvironmentSpec | None, runs_dir: Path) -> tuple[str, ...]:
+    """Refuse ``run.init_from`` as the start of a new run does; its notes are returned. Without
+    ``spec``, only the source itself is checked.
+
+    Raises:
+        ConfigError: see `find_source` and `initial_state`.
+    """
+    if config.run.init_from is None:
+        return ()
+    source = find_source(config.run.init_from, runs_dir)
+    return () if spec is None else tuple(initial_state(config, spec, source).notes())
+
+
 def _refused(source: str, message: str, accepted: str) -> ConfigError:
     return ConfigError([Problem(PATH, source, message, accepted)])
 
