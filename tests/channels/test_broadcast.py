@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.worlds import turns
 from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
-from tianflow.core.events import Event, SettingsChanged
+from tianflow.core.events import Event, HostExited, SettingsChanged
 
 
 def event(number: int) -> Event:
@@ -66,6 +66,19 @@ def test_what_was_lost_on_the_way_is_added() -> None:
     broadcast.count_lost(4)
     broadcast.count_lost(0)
     assert 4 == broadcast.dropped
+
+
+def test_a_reader_of_one_kind_loses_nothing_to_other_events() -> None:
+    broadcast = Broadcast()
+    exits = broadcast.subscribe(capacity=1, kind=HostExited)
+    for number in range(3):
+        broadcast.publish(event(number))
+    broadcast.publish(HostExited("a", "killed"))
+    assert (HostExited("a", "killed"), None, 0) == (
+        exits.receive_nowait(),
+        exits.receive_nowait(),
+        broadcast.dropped,
+    )
 
 
 async def test_a_reader_waits_for_the_next_event() -> None:

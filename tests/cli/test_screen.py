@@ -26,6 +26,7 @@ from tianflow.cli.screen import (
     plain_line,
     summary_text,
 )
+from tianflow.core.events import EvaluationFinished, UpdateFinished
 from tianflow.core.formatting import duration, number, sparkline
 from tianflow.core.jsonable import json_ready
 from tianflow.core.limits import Limits
@@ -176,6 +177,28 @@ async def test_plain_lines_come_at_an_interval_and_once_at_the_end(run: FakeRun)
         await task
     assert "stopping" in lines[-1]
     assert before + 1 == len(lines)
+
+
+async def test_plain_lines_have_the_result_of_each_evaluation(run: FakeRun) -> None:
+    """Also of two between two lines, and of the last one of a run."""
+    lines: list[str] = []
+    started = asyncio.Event()
+    plain = PlainLines(run=run, write=lines.append, interval_s=60.0)
+    task = asyncio.create_task(plain.run(started.set))
+    await started.wait()
+    for version, name in ((3, "main"), (3, "large"), (5, "main")):
+        run.events.publish(UpdateFinished(version=version, seconds=0.1, samples=64))
+        run.events.publish(EvaluationFinished(version, 2, 12.5, (12.0, 13.0), name))
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    *evaluations, last = lines
+    assert [
+        "evaluation main: mean return 12.5 over 2 episodes, version 3",
+        "evaluation large: mean return 12.5 over 2 episodes, version 3",
+        "evaluation main: mean return 12.5 over 2 episodes, version 5",
+    ] == evaluations
+    assert "running" in last
 
 
 async def test_plain_lines_go_on_after_one_that_could_not_be_written(run: FakeRun) -> None:

@@ -16,9 +16,9 @@ class Subscription:
     Waits: for an event. Unblocked by: `Broadcast.publish`.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, kind: type[Event]) -> None:
         self._queue: deque[Event] = deque()
-        self._capacity = capacity
+        self._capacity, self._kind = capacity, kind
         self._waiter: asyncio.Future[None] | None = None
         self.dropped = 0
         """Events this reader was too slow for."""
@@ -27,6 +27,8 @@ class Subscription:
         """Queue ``event``, or count it as dropped. The oldest events stay, so that the first error
         is never lost.
         """
+        if not isinstance(event, self._kind):
+            return
         if len(self._queue) >= self._capacity:
             self.dropped += 1
             return
@@ -74,11 +76,11 @@ class Broadcast:
         """``count`` events were lost before they got here."""
         self._lost_upstream += count
 
-    def subscribe(self, capacity: int = 1024) -> Subscription:
-        """A new reader. 1,024 covers a few seconds of a busy run; a screen or stream that is slower
-        than that should skip.
+    def subscribe(self, capacity: int = 1024, *, kind: type[Event] = Event) -> Subscription:
+        """A new reader of events of a ``kind``. 1,024 covers a few seconds of a busy run; a screen
+        or stream that is slower than that should skip.
         """
-        subscription = Subscription(capacity)
+        subscription = Subscription(capacity, kind)
         self._subscriptions.append(subscription)
         return subscription
 

@@ -6,13 +6,15 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tianflow.core.events import EvaluationFinished
 from tianflow.core.formatting import DASH, duration, number, sparkline, steady_speed
 from tianflow.errors import printable
 from tianflow.interfaces import RunControl
@@ -28,6 +30,9 @@ from tianflow.observability.run_document import (
     describe,
 )
 from tianflow.rundir.summary import lost
+
+if TYPE_CHECKING:
+    from tianflow.channels.broadcast import Subscription
 
 BAR = 24
 SHOWN = (
@@ -92,10 +97,11 @@ class Screen:
 
 
 class PlainLines:
-    """Writes one line about the run every ``interval_s`` seconds, and one at the end.
+    """Writes one line about the run every ``interval_s`` seconds, and one at the end. Before it
+    stands a line for each evaluation since the last one.
 
-    Consumes: statistics. Produces: lines for ``write``. Waits: for its interval. Unblocked by:
-    time.
+    Consumes: statistics, evaluations. Produces: lines for ``write``. Waits: for its interval.
+    Unblocked by: time.
     """
 
     def __init__(
@@ -106,18 +112,25 @@ class PlainLines:
 
     async def run(self, started: Callable[[], None]) -> None:
         """Write until cancelled."""
+        evaluations = self._run.events.subscribe(kind=EvaluationFinished)
         self._rates.sample()
         started()
         try:
             while True:
                 await asyncio.sleep(self._interval_s)
-                self._write_line()
+                self._write_lines(evaluations)
         finally:
-            self._write_line()
+            self._write_lines(evaluations)
+            self._run.events.unsubscribe(evaluations)
 
-    def _write_line(self) -> None:
+    def _write_lines(self, evaluations: Subscription) -> None:
+        while isinstance(event := evaluations.receive_nowait(), EvaluationFinished):
+            self._write_line(f"evaluation {event.name}: {_evaluation(asdict(event))}")
+        self._write_line(self.line())
+
+    def _write_line(self, line: str) -> None:
         with suppress(OSError):  # a disk that is full may have room for the next line
-            self._write(self.line())
+            self._write(line)
 
     def line(self) -> str:
         """The current line."""
