@@ -35,7 +35,7 @@ from tianflow.core.statistics import BestVersion, ComponentStatistics, TimeShare
 from tianflow.ledger.ledger import Ledger
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import ReplayState, RunDocument, describe, time_left
-from tianflow.rundir.summary import lost
+from tianflow.rundir.summary import REQUESTED, lost
 
 
 def described(run: FakeRun, rates: RunRates | None = None) -> RunDocument:
@@ -477,6 +477,14 @@ def test_a_summary_of_a_failed_start_says_why() -> None:
         {"run": "a", "state": "failed", "target_return": 475.0, "error": "actor-0: no such file"}
     )
     assert "a: failed\n  target 475: not reached\n  error: actor-0: no such file" == text
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [(REQUESTED, "a: stopped on request"), ("SIGTERM", "a: stopped (SIGTERM)"), ("", "a: stopped")],
+)
+def test_a_summary_says_why_a_run_was_stopped(reason: str, said: str) -> None:
+    assert said == summary_text({"run": "a", "state": "stopped", "reason": reason})
 
 
 def test_skipped_publishes_show_as_lag(run: FakeRun) -> None:

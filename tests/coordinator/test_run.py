@@ -46,6 +46,7 @@ from tianflow.launchers.inline import InlineLauncher
 from tianflow.planning.validation import require_valid
 from tianflow.rundir.audit_log import read_page
 from tianflow.rundir.checkpoints import CheckpointStore, write_state
+from tianflow.rundir.summary import REQUESTED
 
 BASE = cartpole(
     run={"max_updates": None, "grace_s": 0.2},
@@ -1000,7 +1001,7 @@ async def test_a_stop_drops_what_is_open_saves_and_sends_everyone_home(tmp_path:
         world.commit()
         assert "stopping" == world.run.control.stop(source="test")
         await soon(task)
-    assert ("stopped", "test") == (world.run.control.state, world.run.lifecycle.end_reason)
+    assert ("stopped", REQUESTED) == (world.run.control.state, world.run.lifecycle.end_reason)
     assert ({"stopped": 1}, 0) == (
         world.run.control.statistics().ledger.dropped,
         world.run.control.statistics().ledger.open,
@@ -1015,6 +1016,8 @@ async def test_a_stop_drops_what_is_open_saves_and_sends_everyone_home(tmp_path:
         world.run.control.stop(source="test")
     with pytest.raises(StateConflictError, match="the run is stopped"):
         world.run.control.change({"balance": {"max_staleness": 3}}, source="test")
+    (record,) = world.run.control.audit()
+    assert ("test", "stop") == (record["source"], record["action"])
 
 
 async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version(

@@ -175,7 +175,8 @@ async def test_nothing_steers_a_run_on_disk(
     before = await asyncio.to_thread(digests, world.files.run("ppo"))
     status, answer = await send(world, method, f"{RUNS}/ppo{path}", body)
     assert 409 == status
-    assert "can only be read: it is on disk and not in the store" in answer["detail"]
+    said = "run 'ppo' has ended (stopped) and can only be read: it is on disk and not in the store"
+    assert answer["detail"].startswith(said)
     assert "`tianflow train --resume ppo` continues it" in answer["detail"]
     assert before == await asyncio.to_thread(digests, world.files.run("ppo"))
 

@@ -30,6 +30,7 @@ from tianflow.rundir.control_file import (
     ProcessIdentity,
     process_start_time,
 )
+from tianflow.rundir.summary import REQUESTED
 from tianflow.server.common import console
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
 from tianflow.server.run.server import serve
@@ -236,6 +237,7 @@ async def test_a_pending_run_can_be_stopped_and_queued_again(world: World) -> No
     assert (202, "stopped") == (response.status, (await response.json())["state"])
     assert 202 == (await world.act("d", "stop")).status  # repeating one is not an error
     assert "stopped" == (await world.states())["d"]
+    assert [REQUESTED] == (await world.get(f"{RUNS}/d"))["reasons"]
     assert "pending" == (await (await world.act("d", "resume")).json())["state"]
     world.process("b").end(RunOutcome("done", "target"))
     await until(up(world, "d"))
@@ -1009,6 +1011,7 @@ async def test_a_hanging_run_is_killed_after_the_grace_time(
     await until(lambda: not world.manager.active)
     assert world.process("a").killed
     assert {"a": "stopped"} == await world.states()
+    assert [REQUESTED] == (await world.get(f"{RUNS}/a"))["reasons"]
 
 
 async def test_a_run_stopped_while_its_process_starts_and_hangs_is_killed_too(

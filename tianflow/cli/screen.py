@@ -29,7 +29,7 @@ from tianflow.observability.run_document import (
     StalenessAgainstBound,
     describe,
 )
-from tianflow.rundir.summary import lost
+from tianflow.rundir.summary import REQUESTED, lost
 
 if TYPE_CHECKING:
     from tianflow.channels.broadcast import Subscription
@@ -342,11 +342,7 @@ def _shares(shares: Mapping[str, float]) -> Text:
 
 def summary_text(summary: Mapping[str, Any]) -> str:
     """A finished run in a few lines, from ``summary.json``. Missing values are omitted."""
-    lines = [
-        f"{summary.get('run', 'run')}: {summary.get('state', 'ended')}"
-        + (f" ({reason})" if (reason := summary.get("reason")) else "")
-    ]
-    lines += _verdict(summary)
+    lines = [f"{summary.get('run', 'run')}: {_end(summary)}", *_verdict(summary)]
     if "env_steps" in summary:
         lines.append(
             f"  {_steps(summary)} in {duration(summary.get('training_s'))} "
@@ -389,6 +385,14 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     if error := summary.get("error"):
         lines.append(f"  error: {error}")
     return "\n".join(lines)
+
+
+def _end(summary: Mapping[str, Any]) -> str:
+    """The state, and its reason in brackets. `REQUESTED` says both."""
+    state, reason = summary.get("state", "ended"), summary.get("reason")
+    if reason == REQUESTED:
+        return REQUESTED
+    return f"{state} ({reason})" if reason else str(state)
 
 
 def _steps(summary: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from tianflow.exchange.exchange import PAUSED
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.interfaces import LiveSettings
 from tianflow.rundir.audit_log import NAME, AuditLog, AuditPage
+from tianflow.rundir.summary import REQUESTED
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -226,7 +227,7 @@ class Control:
         lifecycle.cancel_drain()
         if not lifecycle.ending.is_set():
             self.audit_log.add(source, "stop")
-        lifecycle.end("stopped", source)
+        lifecycle.end("stopped", REQUESTED)
         return "stopping"
 
     def request_checkpoint(self, *, source: str) -> str:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 EOF = "standard input ended"
 """Reason of a run whose parent process ended."""
+REQUESTED = "stopped on request"
+"""Reason of a run that a command, a program or the console stopped. The audit log says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

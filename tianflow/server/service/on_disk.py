@@ -59,9 +59,11 @@ class RunsOnDisk:
         shown = names[:MOST]
         return RunsListed([self._short(name) for name in shown], len(names) - len(shown))
 
-    def reason(self, name: str) -> str:
+    def refusal(self, name: str) -> str:
         """What a client may know about a run that it asks to change."""
-        return str(self._common(name)["reasons"][0])
+        found = self._common(name)
+        state = f"has ended ({found['state']}) and " if found["state"] in ENDED else ""
+        return f"run {name!r} {state}can only be read: {found['reasons'][0]}"
 
     def document(self, name: str) -> dict[str, Any]:
         """The full document of a run."""

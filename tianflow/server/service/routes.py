@@ -483,8 +483,7 @@ class ServiceHandlers:
         and this service neither asks nor changes it.
         """
         if await asyncio.to_thread(self._disk.has, name):
-            reason = await asyncio.to_thread(self._disk.reason, name)
-            return StateConflictError(f"run {name!r} can only be read: {reason}")
+            return StateConflictError(await asyncio.to_thread(self._disk.refusal, name))
         more = ""
         deletion = await self._manager.query(self._store.deletion, name)
         if deletion is not None:

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from tianflow.errors import StateConflictError
 from tianflow.logs import logger, report_death
 from tianflow.rundir.control_file import ControlFile
+from tianflow.rundir.summary import REQUESTED
 from tianflow.server.service.run_client import NoAnswerError, RunClient
 from tianflow.server.service.run_process import (
     FULL,
@@ -58,6 +59,7 @@ class ManagedRun:
         document: of the last successful poll; None before the first.
         problem: why the last poll failed, or ``""``.
         started: True once this service has started a process of it.
+        stopped: True once its end was requested here.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -66,7 +68,7 @@ class ManagedRun:
         self.contact: ControlFile | None = None
         self.document: Mapping[str, Any] | None = None
         self.problem = STARTING
-        self.stop_source, self.started = "", False
+        self.stopped = self.started = False
         self.deaths: deque[float] = deque()
 
 
@@ -187,14 +189,16 @@ class RunManager:
         resulting state.
         """
         managed = self._active.get(record.id)
+        if managed is not None or record.state in {"pending", "running"}:
+            log.info("a run is stopped", run=record.id, source=source)
         if managed is not None:
-            managed.stop_source = source
+            managed.stopped = True
             if managed.process is not None:
                 _end(managed.process)
             return "stopped"
         if record.state in {"pending", "running"}:
             await self.query(
-                self._store.end, record.id, state="stopped", reason=source, now=time.time()
+                self._store.end, record.id, state="stopped", reason=REQUESTED, now=time.time()
             )
             return "stopped"
         return record.state
@@ -324,7 +328,7 @@ class RunManager:
         while (outcome := self._final_outcome(managed)) is None and not self.stopping.is_set():
             try:
                 await self._wait_for_directory(managed)
-                if self.stopping.is_set() or managed.stop_source:
+                if self.stopping.is_set() or managed.stopped:
                     continue
                 outcome = await self._run_once(managed) or self._final_outcome(managed)
             except DirectoryTakenError as error:
@@ -346,7 +350,7 @@ class RunManager:
         """
         first = managed.record.started is None and not managed.started
         deadline = time.monotonic() + GRACE_S
-        while not (self.stopping.is_set() or managed.stop_source):
+        while not (self.stopping.is_set() or managed.stopped):
             problem = await asyncio.to_thread(self.files.space_problem)
             try:
                 await asyncio.to_thread(
@@ -369,7 +373,7 @@ class RunManager:
         """True if the process ended at its start because the disk was full: it is started again
         when there is space.
         """
-        if outcome.state != "failed" or managed.stop_source:
+        if outcome.state != "failed" or managed.stopped:
             return False
         return await asyncio.to_thread(
             lambda: (
@@ -391,7 +395,7 @@ class RunManager:
             managed.record.id, json.loads(managed.record.config), self.files, self._overrides
         )
         managed.started = True
-        if self.stopping.is_set() or managed.stop_source:
+        if self.stopping.is_set() or managed.stopped:
             _end(process)
         looking = asyncio.create_task(self._watch(managed, process))
         report_death(looking, log, "a run is no longer observed", run=managed.record.id)
@@ -406,8 +410,8 @@ class RunManager:
         """The outcome if there must be no further process: the run was stopped, or killed too
         often.
         """
-        if managed.stop_source:
-            return RunOutcome("stopped", managed.stop_source)
+        if managed.stopped:
+            return RunOutcome("stopped", REQUESTED)
         if len(managed.deaths) > MAX_DEATHS:
             return RunOutcome(
                 "failed",
