@@ -80,6 +80,7 @@ def test_history_has_a_mark_for_each_evaluation(runs: Path) -> None:
         ),
         ({"id": "Nothing-v0"}, r"evaluation\.env\.id = 'Nothing-v0'", "doesn't exist"),
         ({"kwargs": {"seize": 6}}, r"evaluation\.env\.kwargs = ", "unexpected keyword"),
+        ({"kwargs": {"size": -1}}, r"evaluation\.env\.kwargs\.size = '?-1", "in its constructor"),
     ],
 )
 def test_an_environment_with_other_spaces_is_refused_by_path_with_both_sides(

@@ -12,7 +12,7 @@ from typing import Any
 
 from tianflow import plugins
 from tianflow.config import rules as config_rules
-from tianflow.config.evaluations import all_evaluations
+from tianflow.config.evaluations import PlannedEvaluation, all_evaluations
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config
 from tianflow.config.networks import PREVIOUS_ACTION
@@ -213,16 +213,7 @@ def _check_evaluations(config: Config, spec: EnvironmentSpec) -> list[Problem]:
         try:
             made = _probe(config.model_copy(update={"env": planned.env}))
         except ConfigError as error:
-            problems += [
-                Problem(
-                    f"{planned.path}.{found.path.removeprefix('env.')}",
-                    found.value,
-                    found.message,
-                    found.accepted,
-                    found.nearest,
-                )
-                for found in error.problems
-            ]
+            problems += [_of_evaluation(problem, planned, config) for problem in error.problems]
             continue
         if differing := difference(spec, made, old_name="training", new_name="the evaluation"):
             path, value = planned.difference
@@ -230,6 +221,16 @@ def _check_evaluations(config: Config, spec: EnvironmentSpec) -> list[Problem]:
             message = f"{differing}, so the policy cannot act there"
             problems.append(Problem(path, value, message, accepted))
     return problems
+
+
+def _of_evaluation(problem: Problem, planned: PlannedEvaluation, config: Config) -> Problem:
+    """``problem`` at the setting of the evaluation. The environment of training was made, so with
+    the same id another setting of the evaluation is wrong.
+    """
+    path, value = f"{planned.path}.{problem.path.removeprefix('env.')}", problem.value
+    if problem.path == "env.id" and planned.env.id == config.env.id:
+        path, value = planned.difference
+    return Problem(path, value, problem.message, problem.accepted, problem.nearest)
 
 
 def _probe(config: Config) -> EnvironmentSpec:
