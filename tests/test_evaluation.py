@@ -138,6 +138,18 @@ def test_the_command_plays_the_environment_of_a_named_evaluation(
     found = json.loads(result.stdout)
     assert (mean_return, episodes) == (found["mean_return"], found["episodes"])
     assert ("--sampled" in options) == found["sampled"]
+    path = resolve("A", runs)
+    environment = found["environment"]
+    assert (4, str(path), LENGTH) == (found["version"], found["checkpoint"], environment["id"])
+    assert mean_return == environment["kwargs"].get("length", 5)
+
+
+def test_the_command_says_what_it_has_played(runs: Path) -> None:
+    options = ["--best", "--evaluation", "large", "--runs-dir", str(runs), "--trust"]
+    result = CliRunner().invoke(app, ["eval", "A", *options])
+    path = resolve("A@best", runs)
+    said = f'  version {int(path.name[-10:])}, {path}, in {LENGTH}, kwargs {{"length": 10}}'
+    assert ["mean return 10.00 over 3 episodes", said] == result.stdout.splitlines()
 
 
 def test_an_evaluation_that_a_run_lacks_is_refused_with_those_that_it_has(runs: Path) -> None:

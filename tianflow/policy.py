@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tianflow import plugins
 from tianflow.components.evaluator import play
@@ -27,7 +26,7 @@ from tianflow.envs.using import with_environment
 from tianflow.errors import CheckpointError, ConfigError, Problem
 from tianflow.planning import validation
 from tianflow.planning.resuming import difference, saved_settings
-from tianflow.rundir.checkpoints import CheckpointStore, resolve
+from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 
 ACCEPTED = "env.id, env.kwargs.NAME, env.wrappers, env.vectorization and the limits of env"
 
@@ -38,7 +37,7 @@ class LoadedPolicy:
     Args:
         config: settings of the training run.
         spec: specification of its environment.
-        arrays: state of the learner.
+        checkpoint: that it was loaded from.
         trust: modules that the environment may be imported from; True: all, False: none.
     """
 
@@ -47,17 +46,18 @@ class LoadedPolicy:
         *,
         config: Config,
         spec: EnvironmentSpec,
-        arrays: Mapping[str, NDArray[Any]],
+        checkpoint: Checkpoint,
         trust: bool | Collection[str] = False,
     ) -> None:
         self.config, self.spec, self._trust = config, spec, trust
+        self.checkpoint = checkpoint
         self._foreign: Mapping[str, Any] = {"env": config.env.model_dump(mode="json")}
         """Settings of the environment that come from the checkpoint."""
         factory: Any = plugins.load(
             "tianflow.algorithms", config.algorithm.name, path="algorithm.name"
         )
         learner = factory.make_learner(config, spec, torch.device("cpu"))
-        learner.load_state_dict(arrays)
+        learner.load_state_dict(checkpoint.read())
         self.policy = factory.make_policy(config, spec)
         self.policy.load(learner.flat())
         self._actions = ActionCodec(spec.action)
@@ -241,7 +241,7 @@ def load(
     else:
         spec = spaces.from_json(described)
         validation.require_fit(config, spec)
-    return LoadedPolicy(config=config, spec=spec, arrays=found.read(), trust=trust)
+    return LoadedPolicy(config=config, spec=spec, checkpoint=found, trust=trust)
 
 
 def _without(tables: Mapping[str, Any], paths: Collection[str], place: str = "") -> dict[str, Any]:

@@ -351,13 +351,16 @@ def test_bad_usage_is_code_2(api: Api, arguments: list[str]) -> None:
 
 def test_eval_plays_the_given_number_of_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    result = {"episodes": 7, "mean_return": 3.5}
+    environment = {"id": "Env-v0", "kwargs": {}, "set": {}, "wrappers": []}
+    result = {"episodes": 7, "mean_return": 3.5, "version": 12, "checkpoint": "runs/a-run/v12"}
+    result |= {"environment": environment}
     monkeypatch.setattr(
         "tianflow.cli.eval.evaluate_checkpoint",
         lambda *given, **options: calls.append((*given, options)) or result,
     )
     done = run("eval", "a-run", "--episodes", "7")
-    assert (0, "mean return 3.50 over 7 episodes\n") == (done.exit_code, done.stdout)
+    said = "mean return 3.50 over 7 episodes\n  version 12, runs/a-run/v12, in Env-v0\n"
+    assert (0, said) == (done.exit_code, done.stdout)
     assert result == json.loads(run("eval", "a-run", "--episodes", "7", "--json").stdout)
     assert [
         (

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from tests.support.checkpoints import checkpoint
 from tests.support.environments import CounterEnv
 from tianflow.cli import main as cli
+from tianflow.rundir.checkpoints import resolve
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium"),
@@ -95,6 +96,7 @@ def test_a_video_shows_every_step_of_its_episode_and_no_other(tmp_path: Path) ->
     )
     assert [
         "mean return 4.00 over 5 episodes",
+        f"  version 10, {resolve('a-run', tmp_path)}, in tests.cli.test_video:Drawn",
         *(
             f"{tmp_path}/videos/a-run-v1-0000000010-episode-{k}.mp4: return 4.00 in 4 steps"
             for k in (0, 1)

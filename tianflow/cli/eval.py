@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +40,8 @@ def evaluate_checkpoint(
     sampled: bool = False,
 ) -> dict[str, Any]:
     """Returns over ``episodes`` episodes; None: those of ``evaluation``, or `EPISODES` without one.
-    With ``video``, a directory, also ``videos``: path, return and length of each recorded episode.
+    ``version``, ``checkpoint`` and ``environment`` say what was played. With ``video``, a
+    directory, also ``videos``: path, return and length of each recorded episode.
 
     ``overrides``, ``evaluation``, ``seed`` and ``sampled``: see `LoadedPolicy.for_evaluation`.
 
@@ -57,6 +58,7 @@ def evaluate_checkpoint(
 
         recording.require_possible(video)
     from tianflow import api
+    from tianflow.config.evaluations import played_environment
     from tianflow.policy import evaluate as play
     from tianflow.rundir.checkpoints import resolve
 
@@ -73,13 +75,30 @@ def evaluate_checkpoint(
     policy.require_environment()
     if episodes is None:
         episodes = EPISODES if evaluation is None else policy.config.evaluation.episodes
+    played = {
+        "version": policy.checkpoint.version.number,
+        "checkpoint": str(path),
+        "environment": played_environment(policy.config.env),
+    }
     if video is None or target is None:
-        return play(policy, episodes=episodes)
+        return play(policy, episodes=episodes) | played
     recorded = recording.record(
         policy, target, name=name_of(path), episodes=min(episodes, video_episodes)
     )
     videos = [{**asdict(item), "path": str(video / item.path.name)} for item in recorded]
-    return {**play(policy, episodes=episodes), "videos": videos}
+    return {**play(policy, episodes=episodes), **played, "videos": videos}
+
+
+def what(result: Mapping[str, Any]) -> str:
+    """Version, checkpoint and environment of a ``result``, in one line."""
+    environment = result["environment"]
+    settings = [
+        f", {name} {json.dumps(value)}"
+        for name, value in environment.items()
+        if value and name != "id"
+    ]
+    where = environment["id"] + "".join(settings)
+    return f"version {result['version']}, {result['checkpoint']}, in {where}"
 
 
 def name_of(checkpoint: Path) -> str:
@@ -159,5 +178,6 @@ def evaluate(
         echo(json.dumps(result))
         return
     echo(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes")
+    echo(f"  {what(result)}")
     for video_ in result.get("videos", ()):
         echo(f"{video_['path']}: return {video_['episode_return']:.2f} in {video_['length']} steps")

@@ -105,8 +105,12 @@ def meaning_of_returns(saved: object) -> Mapping[str, Any] | None:
         planned = main_evaluation(Config.model_validate(saved))
     except (ConfigError, ValueError):  # of another version, or damaged
         return None
-    found = planned.env.model_dump(mode="json", include=set(PLAYED))
-    return {**found, "deterministic": planned.deterministic}
+    return {**played_environment(planned.env), "deterministic": planned.deterministic}
+
+
+def played_environment(env: EnvSettings) -> dict[str, Any]:
+    """The settings of ``env`` that decide what a return means, ready for JSON."""
+    return env.model_dump(mode="json", include=set(PLAYED))
 
 
 def _environment(env: EnvSettings, differences: EvaluationEnvSettings) -> EnvSettings:
