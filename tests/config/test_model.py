@@ -293,6 +293,37 @@ def test_the_refusal_of_a_setting_of_another_algorithm_names_the_chosen_one() ->
     )
 
 
+class Borrowed:
+    """An algorithm with the settings model of another one."""
+
+    settings = PPOSettings
+
+
+def test_the_refusal_of_a_setting_names_the_algorithm_as_it_was_given() -> None:
+    name = "tests.config.test_model:Borrowed"
+    problem = only_problem(tables=TABLES | {"algorithm": {"name": name, "goood": 1}})
+    assert ("algorithm.goood", f"is not a setting of {name}") == (problem.path, problem.message)
+
+
+@pytest.mark.parametrize(
+    ("override", "accepted"),
+    [
+        (
+            "metrics.sinks=[tensorboard, wandb]",
+            """a list in TOML, where texts need quotes: '["tensorboard", "wandb"]'""",
+        ),
+        ("network.hidden=[64", "a list in TOML, where texts need quotes"),
+        ("env.kwargs={mode=slow}", "a table in TOML, where texts need quotes"),
+        ("metrics.sinks=tensorboard", "a list"),
+    ],
+)
+def test_the_refusal_of_a_list_that_is_not_toml_says_that_texts_need_quotes(
+    override: str, accepted: str
+) -> None:
+    problem = only_problem(override)
+    assert ("is of the wrong type", accepted) == (problem.message, problem.accepted)
+
+
 def test_the_refusal_of_a_lambda_gives_the_accepted_form() -> None:
     problem = only_problem(tables=TABLES | {"env": {"id": lambda: None}})
     assert "env.id" == problem.path

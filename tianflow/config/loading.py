@@ -474,7 +474,9 @@ def _checked(tables: Table) -> Config:
     try:
         parsed = _model(settings).model_validate_json(json.dumps(tables), strict=True)
     except ValidationError as error:
-        raise ConfigError(innermost([*problems_of(error, _model(settings)), *problems])) from None
+        given = name if isinstance(name, str) else ""
+        found = problems_of(error, _model(settings), algorithm=given)
+        raise ConfigError(innermost([*found, *problems])) from None
     if problems:
         raise ConfigError(problems)
     config = Config.model_validate(

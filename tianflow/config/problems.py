@@ -49,12 +49,17 @@ _KINDS = {
 }
 
 
-def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """One `Problem` per setting in ``error``; alternatives of one setting are merged."""
+def problems_of(
+    error: ValidationError, model: type[BaseModel], *, algorithm: str = ""
+) -> list[Problem]:
+    """One `Problem` per setting in ``error``; alternatives of one setting are merged.
+
+    ``algorithm``: the given name. A plug-in may have the settings model of another algorithm.
+    """
     found: dict[str, Problem] = {}
     for number, details in enumerate(error.errors(include_url=False)):
         keys = _keys(details["loc"], model)
-        problem = _problem(details, keys, model, search=number < MOST_SEARCHES)
+        problem = _problem(details, keys, model, algorithm=algorithm, search=number < MOST_SEARCHES)
         earlier = found.get(problem.path)
         if earlier is None:
             found[problem.path] = problem
@@ -80,6 +85,7 @@ def unknown_key(
     value: object,
     live: Mapping[str, Sequence[str]] | None = None,
     *,
+    algorithm: str = "",
     search: bool = True,
 ) -> Problem:
     """The problem of an unknown setting at ``keys``.
@@ -91,6 +97,7 @@ def unknown_key(
         keys: path of the setting.
         value: the value given.
         live: settings that would be accepted, by section; None: all of ``model``.
+        algorithm: that the settings of the section ``algorithm`` belong to.
         search: look for the nearest key.
     """
     *parents, key = keys
@@ -106,13 +113,9 @@ def unknown_key(
         elsewhere, close = path_with(model, key, except_=parents), plugins.nearest(key, known)
         nearest = (close or elsewhere) if parents else (elsewhere or close)
     accepted = "one of " + ", ".join(sorted(known)) if known else ""
-    return Problem(
-        ".".join(keys),
-        value,
-        f"is not a setting{_owner(section, parents)}",
-        accepted,
-        nearest,
-    )
+    # a config may switch the algorithm
+    owner = f" of {algorithm}" if algorithm and parents == ["algorithm"] else ""
+    return Problem(".".join(keys), value, f"is not a setting{owner}", accepted, nearest)
 
 
 def path_with(model: type[BaseModel], key: str, *, except_: Sequence[str] = ()) -> str:
@@ -129,23 +132,18 @@ def _settings(section: type[BaseModel] | None) -> list[str]:
     return [name for name, field in fields.items() if not field.exclude]
 
 
-def _owner(section: type[BaseModel] | None, parents: Sequence[str]) -> str:
-    """The algorithm whose settings were searched, for a config that switches the algorithm."""
-    name = (
-        section.model_fields["name"].default
-        if section is not None and list(parents) == ["algorithm"]
-        else None
-    )
-    return f" of {name}" if isinstance(name, str) else ""
-
-
 def _problem(
-    details: ErrorDetails, keys: list[str], model: type[BaseModel], *, search: bool
+    details: ErrorDetails,
+    keys: list[str],
+    model: type[BaseModel],
+    *,
+    algorithm: str,
+    search: bool,
 ) -> Problem:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     path = ".".join(keys)
     if kind in {"extra_forbidden", ABSENT}:
-        return unknown_key(model, keys, value, search=search)
+        return unknown_key(model, keys, value, algorithm=algorithm, search=search)
     if kind == "missing":
         section = _section(model, keys)
         accepted = (
@@ -180,8 +178,19 @@ def _problem(
         return Problem(path, value, "is not finite", "a finite number")
     wanted = _KINDS.get(kind.split("_", maxsplit=1)[0])
     if wanted is not None and kind.endswith(("_type", "_parsing", "_from_float")):
-        return Problem(path, value, "is of the wrong type", wanted)
+        return Problem(path, value, "is of the wrong type", wanted + _quotes(wanted, value))
     return Problem(path, value, details["msg"])
+
+
+def _quotes(wanted: str, value: object) -> str:
+    """Advice for text that looks like the ``wanted`` list or table, but is not TOML; else ""."""
+    opening = {"a list": "[", "a table": "{"}.get(wanted)
+    if not (isinstance(value, str) and opening and value.lstrip().startswith(opening)):
+        return ""
+    words = [word.strip() for word in value.strip(" []").split(",")]
+    example = ", ".join(f'"{word}"' for word in words)
+    shown = wanted == "a list" and all(re.fullmatch(r"[A-Za-z_][\w.:-]*", word) for word in words)
+    return " in TOML, where texts need quotes" + (f": '[{example}]'" if shown else "")
 
 
 def _with_null(problem: Problem, model: type[BaseModel]) -> Problem:
