@@ -351,7 +351,10 @@ def test_sampled_actions_differ_from_the_most_probable_ones(wide: Path) -> None:
             "env.id=Acrobot-v1 env.kwargs=null",
             ("env.id = 'Acrobot-v1'", "float32[4]", "float32[6]"),
         ),
-        ("network.lstm=8", ("network.lstm", "is not a setting of the environment")),
+        (
+            "network.lstm=8",
+            ("network.lstm", "is not a setting of the environment", "env.set.NAME", "env.wrappers"),
+        ),
         ("env.normalisation.clip=1.0", ("env.normalisation.clip", "is not a setting")),
         ("env.sise=8", ("env.sise",)),
     ],

@@ -146,7 +146,8 @@ def test_a_run_whose_directory_was_moved_is_attached_at_its_new_path(
 
 def test_what_is_not_a_run_is_not_attached(tmp_path: Path) -> None:
     ended(tmp_path, "demo")
-    with pytest.raises(RunNotFoundError, match="run 'dem' does not exist"):
+    said = r"run 'dem' does not exist \(did you mean 'demo'\?\); runs in .*, ended ones too: demo$"
+    with pytest.raises(RunNotFoundError, match=said):
         tianflow.attach("dem", runs_dir=tmp_path)
     with pytest.raises(RunNotFoundError, match="0 runs are active"):
         tianflow.attach(runs_dir=tmp_path)

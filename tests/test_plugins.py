@@ -52,6 +52,17 @@ def test_the_refusal_of_an_unknown_name_lists_installed_names_and_the_nearest() 
     )
 
 
+def test_a_missing_name_is_refused_with_a_few_of_those_that_exist() -> None:
+    said = plugins.missing("run-77", [], heading="runs")
+    assert "does not exist; runs: none" == said
+    said = plugins.missing("run-7", ["b", "run-8"], heading="runs")
+    assert "does not exist (did you mean 'run-8'?); runs: b, run-8" == said
+    many = [f"run-{number}" for number in range(100)]
+    said = plugins.missing("run-77x", many, heading="runs")
+    assert said.startswith("does not exist (did you mean 'run-77'?); runs: run-77, ")
+    assert said.endswith(" and 95 more")
+
+
 def test_any_importable_object_may_be_named() -> None:
     assert ConfigError is plugins.load(
         "tianflow.controllers", "tianflow.errors:ConfigError", path="a.path"

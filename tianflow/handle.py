@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from tianflow import errors
+from tianflow import errors, plugins
 from tianflow.errors import (
     ConfigError,
     Problem,
@@ -686,8 +686,21 @@ def attach(
     path = Path(run) if isinstance(run, Path) or "/" in run else runs_dir / run
     directory = path.absolute()
     if not (directory / "config.toml").is_file():
-        client.find(directory.parent, directory.name)  # in the queue of a service, or an error
+        _require_queued(directory)
     return RunHandle(directory.name, directory=directory)
+
+
+def _require_queued(directory: Path) -> None:
+    """Raise RunNotFoundError, which names runs that exist, unless the run of ``directory`` has none
+    because it is in the queue of a service.
+    """
+    parent, name = directory.parent, directory.name
+    try:
+        client.find(parent, name)
+    except RunNotFoundError as error:
+        runs = [path.parent.name for path in parent.glob("*/config.toml")]
+        end = plugins.missing(name, runs, heading=f"runs in {str(parent)!r}, ended ones too")
+        raise RunNotFoundError(f"run {name!r} {end}") from error
 
 
 def _only_run(manager: ControlFile) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Collection
 from functools import cache
 from importlib.metadata import entry_points
 
 from tianflow.errors import ConfigError, Problem
+
+MOST_LISTED = 5
+"""Number of known names in a message."""
 
 
 @cache
@@ -32,6 +36,19 @@ def nearest(word: str, known: tuple[str, ...], *, cutoff: float = 0.5) -> str:
     """
     found = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return found[0] if found else ""
+
+
+def missing(word: str, known: Collection[str], *, heading: str) -> str:
+    """The end of a sentence about ``word``, which is not one of ``known``: the nearest one, and
+    under ``heading`` at most `MOST_LISTED`, those that are most similar.
+    """
+    close = nearest(word, tuple(known))
+    hint = f" (did you mean {close!r}?)" if close else ""
+    listed = sorted(known)
+    if more := max(0, len(listed) - MOST_LISTED):
+        listed = difflib.get_close_matches(word, listed, n=MOST_LISTED, cutoff=0.0)
+    names = ", ".join(listed) or "none"
+    return f"does not exist{hint}; {heading}: {names}{f' and {more} more' if more else ''}"
 
 
 def load(group: str, name: str, *, path: str) -> object:

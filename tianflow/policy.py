@@ -13,10 +13,10 @@ import torch
 from tianflow import plugins
 from tianflow.components.evaluator import play
 from tianflow.config import spaces
-from tianflow.config.evaluations import PlannedEvaluation, all_evaluations, main_evaluation
+from tianflow.config.evaluations import TABLES, PlannedEvaluation, all_evaluations, main_evaluation
 from tianflow.config.imports import require_trusted
 from tianflow.config.loading import load_config
-from tianflow.config.model import Config
+from tianflow.config.model import Config, EnvSettings
 from tianflow.config.networks import PREVIOUS_ACTION, PREVIOUS_REWARD
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.envs.make import environment_seed, make
@@ -28,7 +28,12 @@ from tianflow.planning import validation
 from tianflow.planning.resuming import difference, saved_settings
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 
-ACCEPTED = "env.id, env.kwargs.NAME, env.wrappers, env.vectorization and the limits of env"
+ACCEPTED = ", ".join(
+    f"env.{name}.NAME" if name in TABLES else f"env.{name}"
+    for name in EnvSettings.model_fields
+    if name not in {"normalisation", "num_envs"}
+)
+"""Settings of the environment that have an effect on an evaluation."""
 
 
 class LoadedPolicy:

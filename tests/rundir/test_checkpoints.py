@@ -572,8 +572,8 @@ def test_an_unknown_run_lists_those_that_there_are(store: CheckpointStore, tmp_p
         resolve("young", tmp_path)
     with pytest.raises(
         CheckpointError,
-        match="run or checkpoint 'a-rum' does not exist; runs with checkpoints in .*: a-run; did you mean "
-        "'a-run'",
+        match=r"run or checkpoint 'a-rum' does not exist \(did you mean 'a-run'\?\); runs with "
+        r"checkpoints in .*: a-run$",
     ):
         resolve("a-rum", tmp_path / "runs")
     with pytest.raises(CheckpointError, match="none"):

@@ -29,7 +29,10 @@ from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 from tianflow.rundir.parameters import Fit, lines
 
 PATH = "run.init_from"
-ACCEPTED = "a run in the directory of runs, or the directory of a run or checkpoint; RUN@best"
+ACCEPTED = (
+    "the name of a run in the directory of runs, RUN@best for its best checkpoint, or the "
+    "directory of a run or checkpoint"
+)
 MOST_DIFFERENCES = 10
 """Number of different settings that are listed."""
 LONGEST = 60

@@ -82,19 +82,14 @@ def find(run: str, runs_dir: Path) -> Path:
     """The directory of ``run``, given by name or directory.
 
     Raises:
-        ReportError: it does not exist; the message lists the existing runs.
+        ReportError: it does not exist; the message names some that do.
     """
     for directory in (Path(run), runs_dir / run):
         if run and any((directory / name).is_file() for name in FILES):
             return directory
-    known = tuple(
-        sorted({path.parent.name for name in FILES for path in runs_dir.glob(f"*/{name}")})
-    )
-    nearest = plugins.nearest(run, known)
-    hint = f"; did you mean {nearest!r}?" if nearest else ""
-    raise ReportError(
-        f"run {run!r} does not exist; runs in {str(runs_dir)!r}: {', '.join(known) or 'none'}{hint}"
-    )
+    known = {path.parent.name for name in FILES for path in runs_dir.glob(f"*/{name}")}
+    end = plugins.missing(run, known, heading=f"runs in {str(runs_dir)!r}")
+    raise ReportError(f"run {run!r} {end}")
 
 
 def read(directory: Path) -> Records:

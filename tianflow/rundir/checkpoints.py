@@ -485,13 +485,10 @@ def resolve(source: str, runs_dir: Path, *, only_runs: bool = False) -> Path:
                 f"run {path.name!r} has no checkpoint; its settings are in "
                 f"{str(path / CONFIG_FILE)!r}{_if_active(path)}"
             )
-    runs = tuple(sorted(path.parent.name for path in runs_dir.glob("*/checkpoints")))
-    close = plugins.nearest(source, runs)
-    hint = f"; did you mean {close!r}?" if close else ""
-    raise CheckpointError(
-        f"run or checkpoint {source!r} does not exist; runs with checkpoints in "
-        f"{str(runs_dir)!r}: {', '.join(runs) or 'none'}{hint}"
-    )
+    runs = [path.parent.name for path in runs_dir.glob("*/checkpoints")]
+    heading = f"runs with checkpoints in {str(runs_dir)!r}"
+    end = plugins.missing(source, runs, heading=heading)
+    raise CheckpointError(f"run or checkpoint {source!r} {end}")
 
 
 def _if_active(directory: Path) -> str:
