@@ -397,6 +397,7 @@ SUMMARY = {
     "updates": 321,
     "episodes": 456,
     "mean_return": 480.0,
+    "recent_episodes": 2,
     "staleness": {"bound": 1, "mean": 0.9, "p99": 1, "max": 1, "violations": 0},
     "trajectories": {"begun": 700, "trained": 690, "dropped": {"expired": 4}, "open": 6},
     "error": None,
@@ -413,13 +414,18 @@ def test_the_summary_is_short_and_complete() -> None:
         "target 475: reached after 1:05",
         (
             "123,456 steps in 1:20 (1,543/s), 321 updates, 456 episodes, "
-            "mean return 480 over the last episodes (at most 100)"
+            "mean return 480 over the last 2 episodes"
         ),
         "staleness mean 0.9, p99 1, max 1; bound 1 at the end, 0 violations",
         "700 begun, 690 trained, dropped: expired 4",
     ):
         assert part in text
     assert "error" not in text
+
+
+def test_a_summary_of_an_older_version_does_not_have_the_number_of_its_last_episodes() -> None:
+    older = {name: value for name, value in SUMMARY.items() if name != "recent_episodes"}
+    assert "mean return 480 over the last episodes (at most 100)" in summary_text(older)
 
 
 def replaying(run: FakeRun, *, shards: int, state: str) -> str:

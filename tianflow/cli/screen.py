@@ -348,8 +348,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             f"  {_steps(summary)} in {duration(summary.get('training_s'))} "
             f"({number(summary.get('steps_per_s'))}/s), "
             f"{summary.get('updates', 0):,} updates, {summary.get('episodes', 0):,} episodes, "
-            f"mean return {number(summary.get('mean_return'))} over the last episodes (at most "
-            f"{RECENT_EPISODES})"
+            f"mean return {number(summary.get('mean_return'))} over the last {_recent(summary)}"
         )
     if staleness := summary.get("staleness"):
         figures = ", ".join(
@@ -408,6 +407,12 @@ def _steps(summary: Mapping[str, Any]) -> str:
         if since >= steps - 1
         else f"{steps:,} steps, {since:,} of them since the resume"
     )
+
+
+def _recent(summary: Mapping[str, Any]) -> str:
+    """The episodes of the mean return. A summary of an older version does not have their number."""
+    count = summary.get("recent_episodes")
+    return f"episodes (at most {RECENT_EPISODES})" if count is None else f"{count} episodes"
 
 
 def _evaluation(found: Mapping[str, Any]) -> str:

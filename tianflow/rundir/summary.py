@@ -110,7 +110,9 @@ class RunSummary(JsonDocument):
     """Version of the newest checkpoint on disk; None without one."""
     episodes: NonNegativeInt
     mean_return: float | None
-    """Mean return of the last 100 episodes of training, of unclipped rewards."""
+    """Mean return of the last ``recent_episodes`` episodes of training, of unclipped rewards."""
+    recent_episodes: NonNegativeInt
+    """Up to 100, since the process began."""
     clipped_rewards: bool
     """True if rewards were clipped to -1..1 for learning. Returns never are."""
     staleness: FinalStaleness
@@ -154,6 +156,7 @@ def summarise(
             checkpoint=checkpoint,
             episodes=statistics.episodes,
             mean_return=sum(returns) / len(returns) if returns else None,
+            recent_episodes=len(returns),
             clipped_rewards=clipped_rewards,
             staleness=_staleness(ledger),
             trajectories=FinalTrajectories(
