@@ -182,6 +182,17 @@ def test_publishing_less_often_than_the_bound_requires_is_reported() -> None:
     assert [] == advice(config("weights.publish_interval_updates=2"))
 
 
+def test_settings_of_built_in_networks_that_another_may_not_read_are_reported() -> None:
+    name = "tests.support.networks:Fitting"
+    own = f"network.name={name}"
+    (sentence,) = advice(config(own, "network.hidden=[8]", "network.lstm=64"))
+    assert sentence.startswith(
+        f"the built-in networks use network.hidden, network.lstm; {name} does only if"
+    )
+    assert [] == advice(config("network.hidden=[8]", "network.lstm=64"))
+    assert [] == advice(config(own, "network.kwargs.units=8", "network.previous_step=true"))
+
+
 # Publishing by divergence
 # --------------------------------------------------------------------------------------------------
 

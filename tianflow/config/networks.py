@@ -16,6 +16,8 @@ BUILT_IN = {
     "nature_cnn": "tianflow.networks:NatureCnn",
     "impala_resnet": "tianflow.networks:ImpalaResnet",
 }
+OF_BUILT_IN = ("hidden", "activation", "lstm", "share_torso")
+"""Settings that only the built-in networks are sure to use."""
 KEYWORDS = {
     "mlp": ("log_std",),
     "nature_cnn": ("log_std", "units"),

@@ -22,6 +22,7 @@ from tianflow.config.model import (
     PPOSettings,
     ReplaySettings,
 )
+from tianflow.config.networks import BUILT_IN, OF_BUILT_IN
 from tianflow.config.portable import unportable_settings
 from tianflow.config.schedules import LIMITS, Schedule, check_schedules, schedule_limit
 from tianflow.core.devices import on_gpu
@@ -679,12 +680,13 @@ def _check_max_samples(config: Config) -> list[Problem]:
 
 
 def advice(config: Config) -> list[str]:
-    """Sentences about valid settings that have a cost."""
+    """Sentences about valid settings that have a cost, or perhaps no effect."""
     sentences = [
         *_idle_actors(config),
         *_forced_publishing(config),
         *_never_skipping(config),
         *_idle_hosts(config),
+        *_for_built_in_networks(config),
     ]
     run = config.run
     if (
@@ -719,6 +721,22 @@ def used_up(config: Config, manifest: Mapping[str, Any]) -> dict[str, str]:
         for name, limit in limits.items()
         if limit is not None and reached[name] >= limit
     }
+
+
+def _for_built_in_networks(config: Config) -> list[str]:
+    """Another network receives all settings, and may read them or derive from a built-in one. So
+    they are not refused.
+    """
+    network = config.network
+    changed = network.model_dump(include=set(OF_BUILT_IN), exclude_defaults=True)
+    if network.name in BUILT_IN or not changed:
+        return []
+    paths = ", ".join(f"network.{name}" for name in changed)
+    sentence = (
+        f"the built-in networks use {paths}; {network.name} does only if it reads them from its "
+        "settings or derives from a built-in network"
+    )
+    return [sentence]
 
 
 def _idle_actors(config: Config) -> list[str]:
