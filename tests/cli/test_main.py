@@ -874,6 +874,7 @@ def test_status_shows_every_run_in_a_line(running: Running) -> None:
         "steps",
         "updates",
         "steps/s",
+        "train",
         "return",
         "best",
         "loss",

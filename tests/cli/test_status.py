@@ -164,8 +164,8 @@ def test_top_has_curves_of_return_and_loss_and_status_has_numbers() -> None:
         (text,) = table.columns[place].cells
         return str(text)
 
-    assert ("8", "0.25") == (cell(plain, "return"), cell(plain, "loss"))
-    assert ("████▁▂▃▃▄▅▆▆ 8", "▁  0.25") == (cell(curved, "return"), cell(curved, "loss"))
+    assert ("8", "0.25") == (cell(plain, "train return"), cell(plain, "loss"))
+    assert ("████▁▂▃▃▄▅▆▆ 8", "▁  0.25") == (cell(curved, "train return"), cell(curved, "loss"))
     assert "-" == cell(overview.table([{"id": "old"}], curves=True), "loss")
 
 

@@ -27,7 +27,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "env steps": ("progress", "env_steps"),
     "updates": ("progress", "updates"),
     "steps/s": ("throughput",),
-    "return": ("returns", "mean"),
+    "train return": ("returns", "mean"),
     "best": ("checkpoint", "best", "mean_return"),
     "loss": ("learning", "values", "train/loss"),
     "staleness": ("staleness", "mean"),
@@ -35,8 +35,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "actors": ("actors", "reporting"),
     "bottleneck": ("bottleneck",),
 }
-CURVES = ("return", "loss")
-"""Columns that `top` shows with a curve of the last minutes."""
+CURVES = {"train return": "return", "loss": "loss"}
+"""Columns that `top` shows with a curve of the last minutes, and the names of the curves."""
 CURVE = 12
 """Characters of a curve: half of those in the document."""
 ENDED_SHOWN = 10
@@ -295,7 +295,7 @@ def _curve(document: Mapping[str, Any], name: str) -> str:
     """The curve of the column ``name`` and a space; "" without one."""
     learning = document.get("learning")
     curves = learning.get("curves") if isinstance(learning, Mapping) else None
-    values = curves.get(name) if name in CURVES and isinstance(curves, Mapping) else None
+    values = curves.get(CURVES.get(name)) if isinstance(curves, Mapping) else None
     return f"{sparkline(values[-CURVE:])} " if values else ""
 
 

@@ -22,7 +22,7 @@ export const COLUMNS = [
     name: "Return",
     of: (run) => finalReturn(resultsOf(run)).value,
     text: (run) => number(finalReturn(resultsOf(run)).value),
-    note: (run) => (finalReturn(resultsOf(run)).from === "training" ? "training" : ""),
+    note: (run) => finalReturn(resultsOf(run)).from,
     least: true,
     down: true,
     number: true,
