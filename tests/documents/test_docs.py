@@ -161,7 +161,7 @@ def test_every_command_that_a_page_runs_is_one(page: Path) -> None:
     for block in blocks(page.read_text()):
         if block.language == "console":
             words = [command.line.split() for command in block.commands]
-            assert all(word[0] in {"tianflow", "python"} for word in words), words
+            assert all(word[0] in {"tianflow", "python", "curl"} for word in words), words
             assert {word[1] for word in words if word[0] == "tianflow"} <= COMMANDS
 
 
