@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import traceback
 from collections.abc import Collection
 from functools import cache
 from importlib.metadata import entry_points
@@ -49,6 +50,18 @@ def missing(word: str, known: Collection[str], *, heading: str) -> str:
         listed = difflib.get_close_matches(word, listed, n=MOST_LISTED, cutoff=0.0)
     names = ", ".join(listed) or "none"
     return f"does not exist{hint}; {heading}: {names}{f' and {more} more' if more else ''}"
+
+
+def raised_at(error: BaseException) -> str:
+    """File and line of the innermost call outside of tianflow and PyTorch, as the end of a message:
+    " (FILE, line N)". Empty if ``error`` passed through no such call.
+    """
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in ("tianflow", "torch"):
+            place = f" ({frame.f_code.co_filename}, line {line})"
+    return place
 
 
 def load(group: str, name: str, *, path: str) -> object:

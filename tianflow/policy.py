@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tianflow import plugins
-from tianflow.components.evaluator import play
+from tianflow.components.evaluator import MetricsTally, play
 from tianflow.config import spaces
 from tianflow.config.evaluations import TABLES, PlannedEvaluation, all_evaluations, main_evaluation
 from tianflow.config.imports import require_trusted
@@ -291,7 +291,8 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
     """Play ``episodes`` complete episodes as ``evaluation.deterministic`` says. Other settings are
     those of `LoadedPolicy.for_evaluation`.
 
-    The environment seeds differ from those of training.
+    The environment seeds differ from those of training. ``metrics`` has the mean of each metric of
+    the environment.
 
     Raises:
         ConfigError: the environment needs a module that is not trusted.
@@ -300,6 +301,7 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
     settings = policy.config.evaluation
     seed = main_evaluation(policy.config).seed
     count = min(settings.num_envs, episodes)
+    metrics = MetricsTally("evaluation")
     played = with_environment(
         lambda: make(policy.config.env, count, previous_step=policy.config.previous_step),
         lambda environment: play(
@@ -310,6 +312,7 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
             seed=environment_seed(seed, 0, count, stream=1),
             deterministic=settings.deterministic,
             should_stop=lambda: False,
+            measured=metrics.add,
         ),
     )
     assert played is not None
@@ -322,4 +325,5 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
         "mean_length": float(np.mean([episode.length for episode in played])),
         "seed": seed,
         "sampled": not settings.deterministic,
+        "metrics": metrics.take(),
     }

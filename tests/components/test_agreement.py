@@ -101,6 +101,44 @@ class Sharper(Plain):
         return parameters * 2.0, after
 
 
+class Remembering(Plain):
+    """A recurrent cell that gets the state of the episode before, and no act."""
+
+    @staticmethod
+    def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:
+        return {"h": (16,)}
+
+    def __init__(self, settings: NetworkSettings, env: EnvironmentSpec) -> None:
+        super().__init__(settings, env)
+        self.cell = nn.GRUCell(16, 16)
+
+    def before(self, h: Tensor, begins: Tensor) -> Tensor:
+        """The state before a row."""
+        return h
+
+    def forward(self, observation: Any, state: Any, start: Tensor) -> Output:
+        x, h, after = self.features(observation[""]), state["h"], []
+        for t, begins in enumerate(start):
+            h = self.cell(x[t], self.before(h, begins))
+            after.append(h)
+        hs = torch.stack(after)
+        return Output(self.policy(hs), self.value(hs).squeeze(-1), {"h": hs})
+
+
+class Forgetting(Remembering):
+    """The same with a state of zeros where an episode begins."""
+
+    def before(self, h: Tensor, begins: Tensor) -> Tensor:
+        return h.masked_fill(begins.unsqueeze(-1), 0.0)
+
+
+class Reversed(Plain):
+    """Rows of a sequence in another order, and no act."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x.flip(0))
+
+
 def checked(
     settings: Config,
     env: EnvironmentSpec,
@@ -151,7 +189,12 @@ def own(network: str, algorithm: str = "ppo") -> Config:
         ("Dropping", "functional.dropout is active unless it gets training=self.training"),
         ("Normed", r"batch normalisation \(norm\) uses the statistics of the batch"),
         ("Centred", "an output of the network depends on other rows of the batch"),
+        (
+            "Remembering",
+            "does not set its recurrent state to zero before a row where start is true",
+        ),
         ("Sharper", "the network's act computes another policy than its forward"),
+        ("Reversed", "another policy for several rows than for one row after another"),
     ],
 )
 def test_a_network_with_which_the_policies_differ_is_a_warning_with_the_likely_cause(
@@ -166,7 +209,7 @@ def test_a_network_with_which_the_policies_differ_is_a_warning_with_the_likely_c
     assert re.search(cause, told["likely_cause"])
 
 
-@pytest.mark.parametrize("network", ["Plain", "Module"])
+@pytest.mark.parametrize("network", ["Plain", "Module", "Forgetting"])
 def test_a_plug_in_network_that_is_right_causes_no_warning(
     network: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.environments import LengthEnv
 from tests.support.settings import cartpole
 from tianflow.channels.latest import LatestCell
 from tianflow.components.evaluator import Evaluator
-from tianflow.core.payloads import Version
+from tianflow.config.model import Config
+from tianflow.core.payloads import EnvironmentSpec, Version
 from tianflow.envs.make import make
 from tianflow.errors import EnvironmentFailedError
 from tianflow.hosts.compute import Compute
@@ -29,6 +31,32 @@ CONFIG = cartpole(
         },
     },
 )
+
+
+class MeasuredEnv(LengthEnv):
+    """Success in every second copy, and metrics that are not accepted."""
+
+    made = 0
+
+    def __init__(self, length: int = 7) -> None:
+        super().__init__(length)
+        self.place, MeasuredEnv.made = MeasuredEnv.made, MeasuredEnv.made + 1
+        self.played = 0
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if terminated or truncated:
+            self.played += 1
+            metrics = {
+                "success": float(self.place % 2),
+                "mine/episode": self.played,
+                "eval/length": 7,
+                "episodes": 1e6,
+                "words": "none",
+                "infinite": float("inf"),
+            }
+            info = {**info, "metrics": metrics}
+        return observation, reward, terminated, truncated, info
 
 
 class Weights:
@@ -58,17 +86,19 @@ async def _at_once(_version: Version) -> None:
 
 
 @asynccontextmanager
-async def evaluator() -> AsyncIterator[Evaluator]:
+async def evaluator(
+    config: Config = CONFIG, spec: EnvironmentSpec | None = None
+) -> AsyncIterator[Evaluator]:
     compute = Compute(name="compute", on_orphan=lambda _: None, on_end=lambda: None, bell=None)
     policy: Any = AlwaysLeft()
     weights: Any = Weights()
-    spec = await asyncio.to_thread(lambda: make(CONFIG.env, 1).spec)
+    spec = spec or await asyncio.to_thread(lambda: make(config.env, 1).spec)
     found = Evaluator(
         name="evaluator",
         host="host",
         spec=spec,
         newest=_at_once,
-        settings=LatestCell(LiveSettings(CONFIG, CONFIG.bound), 0),
+        settings=LatestCell(LiveSettings(config, config.bound), 0),
         compute=compute,
         make_policy=lambda: (policy, weights),
         make_environment=make,
@@ -104,6 +134,33 @@ async def test_each_evaluation_has_its_environment_its_number_of_episodes_and_it
         assert (2.0, 7.0) == tuple(
             asked.statistics().counters[name] for name in ("evaluations", "episodes")
         )
+
+
+async def test_an_evaluation_has_the_means_of_the_metrics_of_its_own_episodes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two copies play three episodes: two of the first one, one of the second one. What is refused
+    is logged once.
+    """
+    config = cartpole(
+        env={"id": f"{__name__}:MeasuredEnv"},
+        evaluation={"episodes": 3, "num_envs": 2, "further": {"one": {"episodes": 1}}},
+    )
+    spec = await asyncio.to_thread(lambda: make(config.env, 1).spec)
+    MeasuredEnv.made = 0
+    async with asyncio.timeout(10.0), evaluator(config, spec) as asked:
+        for _ in range(2):
+            found = await asked.evaluate(Version(1, 0), "main")
+            expected = {"success": 1 / 3, "mine/episode": 4 / 3, "length": 7.0}
+            assert pytest.approx(expected) == dict(found.metrics)
+        one = await asked.evaluate(Version(1, 0), "one")
+        assert {"success": 0.0, "mine/episode": 1.0, "length": 7.0} == dict(one.metrics)
+    assert 1 == caplog.text.count("a statistic is not recorded")
+
+
+async def test_an_environment_without_metrics_has_none_in_its_evaluations() -> None:
+    async with asyncio.timeout(10.0), evaluator() as asked:
+        assert {} == (await asked.evaluate(Version(1, 0), "main")).metrics
 
 
 async def test_an_environment_that_fails_costs_one_evaluation() -> None:

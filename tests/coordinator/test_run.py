@@ -132,6 +132,7 @@ class FakeEvaluator:
 
     def __init__(self) -> None:
         self.returns = (10.0, 20.0)
+        self.metrics: dict[str, float] = {}
         self.error: Exception | None = None
         self.answers = asyncio.Event()
         self.answers.set()
@@ -152,7 +153,7 @@ class FakeEvaluator:
         if self.error is not None:
             raise self.error
         version = Version(at_least.lineage, at_least.number + self.newer)
-        return Evaluation(version, self.returns, (1,) * len(self.returns), name)
+        return Evaluation(version, self.returns, (1,) * len(self.returns), name, self.metrics)
 
 
 class World:
@@ -625,6 +626,17 @@ async def test_the_learner_rests_while_its_newest_version_is_judged(tmp_path: Pa
         assert not await soon(judging)
         assert not world.run.settings.value.hold_learner
         assert {"version": 30, "mean_return": 15.0, "episodes": 2} == world.run.evaluation.newest
+
+
+async def test_metrics_of_an_evaluation_stand_beside_its_return(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.evaluator.metrics = {"success": 0.5, "version": -1.0}
+        await soon(world.run.evaluation.evaluate())
+        await soon(world.run.evaluation.evaluate_further("large"))
+        run = world.run.control.statistics()
+        numbers = {"success": 0.5, "version": 0, "mean_return": 15.0, "episodes": 2}
+        assert (numbers, {"large": numbers}) == (run.evaluation, run.further_evaluations)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ exist, the reader is strict.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 import tomllib
@@ -161,7 +162,7 @@ def test_every_command_that_a_page_runs_is_one(page: Path) -> None:
     for block in blocks(page.read_text()):
         if block.language == "console":
             words = [command.line.split() for command in block.commands]
-            assert all(word[0] in {"tianflow", "python"} for word in words), words
+            assert all(word[0] in {"tianflow", "python", "curl"} for word in words), words
             assert {word[1] for word in words if word[0] == "tianflow"} <= COMMANDS
 
 
@@ -172,6 +173,23 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in TICKS.findall(page.read_text()):
         if re.fullmatch(r"(tianflow|controllers|tests|dashboards|deploy|configs)/[\w./-]*", target):
             assert (ROOT / target).exists(), target
+
+
+def test_the_comparison_of_runs_skips_those_without_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (snippet,) = [
+        block.text
+        for block in blocks((DOCS / "learning-curves.md").read_text())
+        if "pstdev" in block.text
+    ]
+    for name, found in {"a": {"mean_return": 1.0}, "b": {"mean_return": 3.0}, "c": {}}.items():
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        summary = json.dumps({"evaluation": found})
+        (tmp_path / "runs" / name / "summary.json").write_text(summary)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet, "learning-curves.md", "exec"), {})
+    assert "2 +- 1 over 2 runs\n" == capsys.readouterr().out
 
 
 # The reader

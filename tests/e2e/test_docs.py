@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def test_a_page_works_from_top_to_bottom(
 ) -> None:
     if page.stem == "search":
         pytest.importorskip("optuna")
+    if page.stem == "http-api" and shutil.which("curl") is None:
+        pytest.skip("needs curl")
     Reader(tmp_path, prepared).follow(page.read_text())
 
 

@@ -206,7 +206,9 @@ def test_an_outlet_without_room_is_refused() -> None:
 
 def test_learning_comes_first_under_known_names_and_evaluations_at_their_own_time() -> None:
     mark = {"t": 3.0, "kind": "evaluation", "version": 7, "mean_return": 90.0, "episodes": 4}
+    mark |= {"success": 0.5, "mine/lap": 2.0}
     large = {"t": 3.25, "kind": "evaluation", "name": "large", "version": 7, "mean_return": 9.0}
+    large |= {"success": 0.25}
     found = points(
         row(
             4.0,
@@ -237,9 +239,23 @@ def test_learning_comes_first_under_known_names_and_evaluations_at_their_own_tim
         Point(
             400,
             1003.0,
-            {"eval/version": 7.0, "eval/mean_reward": 90.0, "eval/episodes": 4.0},
+            {
+                "eval/version": 7.0,
+                "eval/mean_reward": 90.0,
+                "eval/episodes": 4.0,
+                "eval/success": 0.5,
+                "eval/mine/lap": 2.0,
+            },
         ),
-        Point(400, 1003.25, {"eval/large/version": 7.0, "eval/large/mean_return": 9.0}),
+        Point(
+            400,
+            1003.25,
+            {
+                "eval/large/version": 7.0,
+                "eval/large/mean_return": 9.0,
+                "eval/large/success": 0.25,
+            },
+        ),
         Point(
             400,
             1004.0,

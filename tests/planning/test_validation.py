@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.support import networks
 from tianflow import envs
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
@@ -93,6 +96,28 @@ def test_an_own_network_that_does_not_fit_is_refused_in_words(network: str, word
     (problem,) = validate(config(f"network.name=tests.support.networks:{network}")).problems
     assert "network.name" == problem.path
     assert words in problem.message
+
+
+@pytest.mark.parametrize(
+    ("network", "code"),
+    [
+        ("Misfit", "return Output(self.policy(x), self.value(x).squeeze(-1), {})"),
+        ("Unmakeable", 'self.units = settings.kwargs["units"]'),
+    ],
+)
+def test_an_error_in_an_own_network_ends_with_its_file_and_line(network: str, code: str) -> None:
+    """Misfit fails inside PyTorch: the line is that of the network which called it."""
+    file = Path(networks.__file__)
+    line = 1 + [text.strip() for text in file.read_text().splitlines()].index(code)
+    (problem,) = validate(config(f"network.name=tests.support.networks:{network}")).problems
+    assert problem.message.endswith(f" ({file}, line {line})")
+
+
+def test_a_leaf_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    (problem,) = validate(config("network.name=tests.support.networks:Undeclared")).problems
+    assert "KeyError: 'h'" in problem.message
+    expected = "leaves of the observation: ['']; leaves of the state: [], as state_spec declares"
+    assert expected == problem.accepted
 
 
 def test_an_own_network_that_fits_is_accepted() -> None:

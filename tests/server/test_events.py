@@ -95,7 +95,7 @@ def test_every_event_is_published_under_its_kind(
 
 
 def test_a_published_event_holds_its_data_and_its_time(feed: Feed, broadcast: Broadcast) -> None:
-    broadcast.publish(EvaluationFinished(7, 2, float("nan"), (1.0, 3.0)))
+    broadcast.publish(EvaluationFinished(7, 2, float("nan"), (1.0, 3.0), metrics={"a": 0.5}))
     assert [
         (
             "evaluation-finished",
@@ -106,6 +106,7 @@ def test_a_published_event_holds_its_data_and_its_time(feed: Feed, broadcast: Br
                 "mean_return": None,
                 "returns": [1.0, 3.0],
                 "name": "main",
+                "metrics": {"a": 0.5},
             },
         )
     ] == events_of(feed)

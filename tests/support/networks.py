@@ -53,6 +53,13 @@ class Forgetful(Fitting):
         return {"memory": (3,)}
 
 
+class Undeclared(Fitting):
+    """Reads a state that it does not declare."""
+
+    def forward(self, observation: Any, state: Any, start: Tensor) -> Output:
+        return super().forward(observation, {"h": state["h"]}, start)
+
+
 class Unmakeable(Fitting):
     """Needs a setting that is missing."""
 

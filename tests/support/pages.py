@@ -4,8 +4,9 @@ output with the page.
 - A fence that begins with ``# NAME.py`` or ``# NAME.toml`` is a file of that name.
 - In a ``console`` fence a line that begins with ``$`` is a command. The lines under it must appear
   in its output, in that order. ``...`` matches any text. A command that ends in ``&`` runs in the
-  background until the page ends; the reader waits until it trains. It waits until ``tianflow env-server``
-  listens, and until a run that has nodes answers, for which a later ``tianflow node`` lets it train.
+  background until the page ends; the reader waits until it trains. It waits until
+  ``tianflow env-server`` or ``tianflow serve`` listens, and until a run that has nodes answers, for
+  which a later ``tianflow node`` lets it train.
   A run in the background trains slowly, which leaves the cores to the commands beside it.
   The reader stops servers at the end of the page.
 - Every other ``python`` fence is a program. A ``text`` fence is ignored.
@@ -67,7 +68,7 @@ class Command:
 
     @property
     def serves(self) -> bool:
-        return self.line.startswith("tianflow env-server ")
+        return self.line.startswith(("tianflow env-server ", "tianflow serve "))
 
     @property
     def trains(self) -> bool:
@@ -262,7 +263,8 @@ class Reader:
             )
 
         def listens() -> bool:
-            return b"listening at tcp://" in output.read_bytes()[begin:]
+            found = output.read_bytes()[begin:]
+            return b"listening at tcp://" in found or b"serving at http://" in found
 
         def trains() -> bool:
             new = [

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tianflow.config.evaluations import evaluation_named
+from tianflow.core.learning import LearningTally, between
 from tianflow.core.payloads import NO_VERSION, Evaluation, Version
 from tianflow.core.statistics import ComponentStatistics, EvaluatorMeasures, StateClock
 from tianflow.envs.make import environment_seed
@@ -22,9 +23,18 @@ from tianflow.errors import EnvironmentFailedError
 if TYPE_CHECKING:
     from tianflow.components.weights import PolicyWeights
     from tianflow.config.model import EnvSettings
+    from tianflow.core.learning import Sums
     from tianflow.core.payloads import EnvironmentSpec, Episode
+    from tianflow.envs.episode_metrics import Metrics
     from tianflow.hosts.compute import Compute
     from tianflow.interfaces import Policy, SettingsReader
+
+GROUP = "eval"
+"""Group of the names of metrics."""
+OTHER_NUMBERS = frozenset(
+    {"version", "mean_return", "mean_reward", "episodes", "name", "t", "kind"}
+)
+"""Names beside those of metrics in the result of an evaluation, in its mark and in sinks."""
 
 
 def play(
@@ -36,11 +46,12 @@ def play(
     seed: int,
     deterministic: bool,
     should_stop: Callable[[], bool],
+    measured: Callable[[Metrics], None] = lambda _: None,
 ) -> tuple[Episode, ...] | None:
     """Play ``episodes`` complete episodes, equally many in every environment.
 
     Equal numbers avoid a bias towards short episodes. The result is None if ``should_stop`` ended
-    the evaluation.
+    the evaluation. ``measured`` receives the metrics of each of the episodes that has any.
     """
     n = environment.num_envs
     row = _row(spec, n)
@@ -69,9 +80,12 @@ def play(
         state = step.state
         environment.step(step.action.numpy(), row)
         environment.settle(**settled)
+        metrics = dict(environment.take_metrics_by_environment())
         for index, episode in zip(*environment.take_finished(), strict=True):
             if len(ended[index]) < quota[index]:
                 ended[index].append(episode)
+                if index in metrics:
+                    measured(metrics[index])
     return tuple(episode for done in ended for episode in done)
 
 
@@ -85,6 +99,33 @@ def _row(spec: EnvironmentSpec, n: int) -> StepRow:
         mask=np.ones((n, spec.action.mask_size), np.bool_) if spec.action_mask else None,
         final=leaves() if spec.autoreset != "next_step" else {},
     )
+
+
+class MetricsTally:
+    """Means of the metrics of evaluated episodes. What training refuses is refused here, too.
+
+    Args:
+        source: name of the component, for warnings.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._tally = LearningTally(group=GROUP, source=source)
+        self._before: Sums = {}
+
+    def add(self, metrics: Metrics) -> None:
+        """Count the metrics of one episode."""
+        self._tally.add(self._tally.accept(metrics))
+
+    def take(self) -> dict[str, float]:
+        """The means since the last call, by names without the group ``eval/``. Names of other
+        numbers of an evaluation are omitted.
+        """
+        before, self._before = self._before, self._tally.read()
+        means = {
+            name.removeprefix(f"{GROUP}/"): values.mean
+            for name, values in between(before, self._before).items()
+        }
+        return {name: mean for name, mean in means.items() if name not in OTHER_NUMBERS}
 
 
 class _Request(NamedTuple):
@@ -139,6 +180,7 @@ class Evaluator:
         self._acting: tuple[Policy, PolicyWeights] | None = None
         self._version = NO_VERSION
         self._counters = {"evaluations": 0.0, "episodes": 0.0}
+        self._metrics = MetricsTally(name)
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run until cancelled."""
@@ -208,6 +250,7 @@ class Evaluator:
     def _play(self, policy: Policy, name: str, given_up: Callable[[], bool]) -> Evaluation | None:
         config = self._settings.value.config
         planned, num_envs = evaluation_named(config, name), config.evaluation.num_envs
+        self._metrics.take()  # of an evaluation that ended early
         # An environment that does not close must not lose the evaluation or block a shared thread.
         episodes = with_environment(
             lambda: self._make_environment(planned.env, min(num_envs, planned.episodes)),
@@ -219,6 +262,7 @@ class Evaluator:
                 seed=environment_seed(planned.seed, 0, num_envs, stream=1),
                 deterministic=planned.deterministic,
                 should_stop=lambda: self._compute.stopping.is_set() or given_up(),
+                measured=self._metrics.add,
             ),
         )
         if episodes is None:
@@ -227,4 +271,4 @@ class Evaluator:
         if not np.isfinite(returns).all():
             raise EnvironmentFailedError(f"an episode's return is not finite: {returns}")
         lengths = tuple(episode.length for episode in episodes)
-        return Evaluation(self._version, returns, lengths, name)
+        return Evaluation(self._version, returns, lengths, name, self._metrics.take())

@@ -82,8 +82,8 @@ class EvaluationScheduler:
         self.failures = 0
         """Evaluations without a result."""
         self.newest: dict[str, float] = {}
-        """``version``, ``mean_return`` and ``episodes`` of the newest main evaluation; empty before
-        the first.
+        """``version``, ``mean_return``, ``episodes`` and metrics of the newest main evaluation;
+        empty before the first.
         """
         self.further: dict[str, dict[str, float]] = {}
         """The same of each further evaluation, by name."""
@@ -168,7 +168,12 @@ class EvaluationScheduler:
 
     def _record(self, evaluation: Evaluation) -> None:
         count, mean = len(evaluation.returns), evaluation.mean_return
-        found = {"version": evaluation.version.number, "mean_return": mean, "episodes": count}
+        found = {
+            **evaluation.metrics,
+            "version": evaluation.version.number,
+            "mean_return": mean,
+            "episodes": count,
+        }
         named = {}
         if evaluation.name == MAIN:
             self.newest = found

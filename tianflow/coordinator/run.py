@@ -328,6 +328,7 @@ class Run:
                 evaluation.mean_return,
                 evaluation.returns,
                 evaluation.name,
+                evaluation.metrics,
             )
         )
 

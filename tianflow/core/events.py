@@ -6,6 +6,7 @@ numbers in `Observed` are absolute, so a controller that misses one reacts later
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -82,6 +83,8 @@ class EvaluationFinished(Event):
     returns: tuple[float, ...]
     name: str = "main"
     """``main``, or the name of a further evaluation."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each metric of the environment over the episodes that have it, by its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -363,6 +364,8 @@ class Evaluation:
     lengths: tuple[int, ...]
     name: str = "main"
     """``main``, or the name of a further evaluation."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Mean of each metric of the environment over the episodes that have it, by its name."""
 
     @property
     def mean_return(self) -> float:

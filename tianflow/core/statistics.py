@@ -1046,8 +1046,8 @@ class RunStatistics:
     """Returns of the last 100 episodes of training, oldest first."""
     recent_lengths: tuple[int, ...]
     evaluation: Mapping[str, float]
-    """``version``, ``mean_return`` and ``episodes`` of the newest main evaluation; empty before the
-    first.
+    """``version``, ``mean_return`` and ``episodes`` of the newest main evaluation, and the mean of
+    each metric of its environment; empty before the first.
     """
     evaluation_failures: int = field(
         metadata=metric("Failed evaluations.", kind="counter", name="evaluations_failed")

@@ -208,7 +208,7 @@ class VectorEnvironment:
         self._finished: tuple[list[int], list[Episode]] = [], []
         self._noted: dict[int, dict[int, Metrics]] = {}
         """Metrics of episodes that end, by unsettled row and environment."""
-        self._metrics: list[Metrics] = []
+        self._metrics: list[tuple[int, Metrics]] = []
 
     @property
     def single(self) -> Any:
@@ -333,6 +333,10 @@ class VectorEnvironment:
 
     def take_metrics(self) -> list[Metrics]:
         """Metrics of the episodes that `take_finished` returns next, of those that have any."""
+        return [metrics for _, metrics in self.take_metrics_by_environment()]
+
+    def take_metrics_by_environment(self) -> list[tuple[int, Metrics]]:
+        """`take_metrics`, each with the number of its environment."""
         metrics, self._metrics = self._metrics, []
         return metrics
 
@@ -409,7 +413,7 @@ class VectorEnvironment:
     def _count_metrics(self, over: Array) -> None:
         """Record the noted metrics of the episodes that end where ``over`` [T, N]."""
         for t, noted in self._noted.items():
-            self._metrics += [metrics for index, metrics in noted.items() if over[t, index]]
+            self._metrics += [found for found in noted.items() if over[t, found[0]]]
         self._noted = {}
 
     def _count_episodes(self, over: Array) -> None:

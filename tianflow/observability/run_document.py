@@ -362,7 +362,9 @@ class RunDocument(JsonDocument):
     learning: LearningState
     target: TargetProgress
     evaluation: Mapping[str, float] | None
-    """Newest evaluation: ``version``, ``mean_return`` and ``episodes``."""
+    """Newest evaluation: ``version``, ``mean_return``, ``episodes``, and the mean of each metric of
+    its environment.
+    """
     further_evaluations: Mapping[str, Mapping[str, float]]
     """The same of each further evaluation, by its name."""
     versions: RunVersions

@@ -186,7 +186,8 @@ def _check_own_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     except ConfigError as error:
         return list(error.problems)
     except Exception as error:  # noqa: BLE001 - a boundary: a user's constructor
-        message = f"cannot be made for {spec.id}: {type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error}{plugins.raised_at(error)}"
+        message = f"cannot be made for {spec.id}: {cause}"
         return [Problem("network.name", config.network.name, message)]
     return []
 

@@ -93,7 +93,9 @@ class RunSummary(JsonDocument):
     target_return: float | None
     target_reached: bool
     evaluation: Mapping[str, float]
-    """Newest evaluation: ``version``, ``mean_return`` and ``episodes``; empty without one."""
+    """Newest evaluation: ``version``, ``mean_return``, ``episodes``, and the mean of each metric of
+    its environment; empty without one.
+    """
     further_evaluations: Mapping[str, Mapping[str, float]]
     """The same of each further evaluation, by its name."""
     best: BestVersion | None

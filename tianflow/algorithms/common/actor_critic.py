@@ -31,7 +31,7 @@ from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.config.networks import is_image
 from tianflow.core.payloads import EnvironmentSpec, WeightsTable
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
-from tianflow.networks import Output
+from tianflow.networks import Network, Output
 from tianflow.ops.losses import (
     approximate_kl,
     effective_sample_ratio,
@@ -402,20 +402,20 @@ class ActorCriticLearner(ABC):
     def explain_difference(self, batch: LearnerBatch) -> str:
         """Why this learner's policy may differ from that of actors with the same weights.
 
-        A few columns of ``batch`` are evaluated twice, and one of them alone.
+        A few columns of ``batch`` are evaluated twice, one of them alone, and one row with two
+        recurrent states.
         """
         arrays = batch.arrays
         part = read_batch(arrays, reward=arrays["reward"], discount=self._discount)
         part = part.columns(0, min(PROBED_COLUMNS, part.valid_t.shape[1]))
 
-        def parameters(samples: Samples) -> Tensor:
+        def evaluate(samples: Samples) -> Output:
             with torch.no_grad():
-                return self.model.evaluate(
-                    samples.observation, samples.state, samples.start
-                ).parameters
+                return self.model.evaluate(samples.observation, samples.state, samples.start)
 
-        whole = parameters(part)
-        if not torch.allclose(whole, parameters(part), rtol=1e-3, atol=1e-3):
+        output = evaluate(part)
+        whole = output.parameters
+        if not torch.allclose(whole, evaluate(part).parameters, rtol=1e-3, atol=1e-3):
             return (
                 "the network's forward is random: torch.nn.functional.dropout is active unless it "
                 "gets training=self.training (torch.nn.Dropout does)"
@@ -425,14 +425,40 @@ class ActorCriticLearner(ABC):
             for name, module in self.model.network.named_modules()
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
         ]
-        alone = parameters(part.columns(0, 1))
+        alone = evaluate(part.columns(0, 1)).parameters
         if norms or not torch.allclose(whole[:, :1], alone, rtol=1e-3, atol=1e-3):
             named = f" ({', '.join(norms)})" if norms else ""
             return (
                 f"an output of the network depends on other rows of the batch: batch "
                 f"normalisation{named} uses the statistics of the batch"
             )
-        return "the network's act computes another policy than its forward"
+        later = {name: leaf[-1] for name, leaf in output.state.items()}
+        if not self._forgets_at_start(part, later):
+            return (
+                "the network's forward does not set its recurrent state to zero before a row where "
+                "start is true; the actors do"
+            )
+        if getattr(type(self.model.network), "act", Network.act) is not Network.act:
+            return "the network's act computes another policy than its forward"
+        return (
+            "the network's forward computes another policy for several rows than for one row "
+            "after another, as actors call it"
+        )
+
+    def _forgets_at_start(self, samples: Samples, state: Tree) -> bool:
+        """Whether the first row of ``samples`` has the same results after ``state`` as after a
+        state of zeros, if an episode begins there.
+        """
+        observation = {name: leaf[:1] for name, leaf in samples.observation.items()}
+        start = torch.ones_like(samples.start[:1])
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in state.items()}
+        with torch.no_grad():
+            found, expected = (
+                self.model.evaluate(observation, before, start) for before in (state, zeros)
+            )
+        pairs = [(found.parameters, expected.parameters)]
+        pairs += [(found.state[name], expected.state[name]) for name in state]
+        return all(torch.allclose(one, other, rtol=1e-3, atol=1e-5) for one, other in pairs)
 
     @property
     def tables(self) -> Mapping[str, WeightsTable]:

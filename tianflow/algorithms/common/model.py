@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tianflow import plugins
 from tianflow.algorithms.common.normalisers import ObservationNormaliser, RewardNormaliser
 from tianflow.algorithms.common.parameter_buffer import FlatBuffer
 from tianflow.algorithms.common.precision import Forward, in_float32
@@ -98,8 +99,14 @@ class ActorCriticModel:
                 values = self.network(row, state, start).value.shape
         except Exception as error:
             message = f"cannot act on the observations of {spec.id}"
-            cause = f"{message}: {type(error).__name__}: {error}"
-            raise ConfigError([Problem("network.name", name, cause)]) from error
+            cause = f"{message}: {type(error).__name__}: {error}{plugins.raised_at(error)}"
+            accepted = ""
+            if isinstance(error, KeyError):  # of a leaf, most likely
+                accepted = (
+                    f"leaves of the observation: {list(observation)}; leaves of the state: "
+                    f"{list(state)}, as state_spec declares"
+                )
+            raise ConfigError([Problem("network.name", name, cause, accepted)]) from error
         if found.shape != (n, parameters):
             message = (
                 f"its policy parameters for {n} environments are {list(found.shape)}, so no "
