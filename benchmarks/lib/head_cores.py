@@ -105,7 +105,7 @@ class OneCore:
 def share_of_steps(config: Path, load: Load, nodes: int, head: Head) -> float:
     """Return the simulated steps/s of ``nodes``, over those with a head that takes no time.
 
-    The batch grows with the number of nodes, and the learner keeps up.
+    The batch grows with the number of nodes, and the learner is fast enough.
     """
     costs = head.gateway.busy_s(nodes), head.coordinator.busy_s(nodes)
     if math.inf in costs:
@@ -137,7 +137,7 @@ def _occupy(simulation: Simulation, gateway_s: float, coordinator_s: float) -> N
     """Let the messages of all actors queue for the gateway, then for the coordinator.
 
     The message that commits a trajectory occupies them for the whole cost of the trajectory. Its
-    other messages only keep their place in the queues. Answers do not queue.
+    other messages only have their place in the queues. Answers do not queue.
     """
     gateway, coordinator = OneCore(simulation.clock), OneCore(simulation.clock)
     context = simulation.actors[0].context  # all actors share it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -23,6 +24,7 @@ from tianflow.simulation.clock import Clock
 FREE = ProcessCost(0.0)
 LOAD = Load(actors=4, rate=8.0)
 NODES = 10
+BURNED_S = 0.2
 ONE: Values = {"coordinator_us": 300.0, "trajectories_per_s": 50.0, "coordinator_paused": 0.004}
 FOUR: Values = {
     "coordinator_us": 330.0,
@@ -115,8 +117,22 @@ def test_nodes_with_unequal_numbers_of_actors_are_refused() -> None:
 
 
 def test_the_cpu_time_of_a_process_is_that_of_all_its_threads() -> None:
-    before = time.process_time()
-    assert pytest.approx(before, rel=0.1, abs=0.1) == worker.exact_cpu_seconds(os.getpid())
+    burned, over = threading.Event(), threading.Event()
+
+    def burn() -> None:
+        while time.thread_time() < BURNED_S:
+            pass
+        burned.set()
+        over.wait()
+
+    before = worker.exact_cpu_seconds(os.getpid())
+    thread = threading.Thread(target=burn)
+    thread.start()
+    burned.wait()
+    spent = worker.exact_cpu_seconds(os.getpid()) - before
+    over.set()
+    thread.join()
+    assert spent == pytest.approx(BURNED_S, rel=0.5)
 
 
 # The simulated head

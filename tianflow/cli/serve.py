@@ -120,7 +120,8 @@ def _announce(server: Server, tokens: Tokens, limit: int) -> None:
         if tokens.control and sys.stderr.isatty()
         else f"{server.address}/"
     )
-    echo(f"serving at {server.address}, {limit} concurrent runs; console: {page}", err=True)
+    runs = "run" if limit == 1 else "runs"
+    echo(f"serving at {server.address}, {limit} {runs} at once; console: {page}", err=True)
 
 
 def submit(
