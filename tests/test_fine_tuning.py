@@ -135,7 +135,7 @@ def test_a_run_that_ended_before_its_first_own_checkpoint_resumes_at_its_source(
     assert 2 == run(runs, "B", resume="B", run={"max_updates": 2}).summary["updates"]
 
 
-def told(command: str, runs: Path, *overrides: str) -> Any:
+def run_command(command: str, runs: Path, *overrides: str) -> Any:
     arguments = [command, "cartpole_ppo", *overrides, "--runs-dir", str(runs)]
     return CliRunner().invoke(app, arguments)
 
@@ -146,14 +146,15 @@ def test_validate_refuses_a_source_in_the_words_of_train(runs: Path) -> None:
     (torn / "state.safetensors").write_bytes(b"torn")
     for source in ("AA", "torn/checkpoints/v1-0000000004"):
         one, other = (
-            told(command, runs, f"run.init_from={source}") for command in ("validate", "train")
+            run_command(command, runs, f"run.init_from={source}")
+            for command in ("validate", "train")
         )
         assert (2, 2, one.stderr) == (one.exit_code, other.exit_code, other.stderr)
         assert one.stderr.startswith(f"run.init_from = '{source}'"), one.stderr
 
 
 def test_validate_reports_a_missing_source_beside_other_mistakes(runs: Path) -> None:
-    done = told("validate", runs, "run.init_from=AA", "network.name=nature_cnn")
+    done = run_command("validate", runs, "run.init_from=AA", "network.name=nature_cnn")
     assert ["network.name", "run.init_from"] == [
         line.partition(" = ")[0] for line in done.stderr.splitlines()
     ]
@@ -161,11 +162,13 @@ def test_validate_reports_a_missing_source_beside_other_mistakes(runs: Path) -> 
 
 @started
 def test_validate_compares_the_source_with_the_run(runs: Path) -> None:
-    done = told("validate", runs, "run.init_from=A", "network.hidden=[16]")
+    done = run_command("validate", runs, "run.init_from=A", "network.hidden=[16]")
     assert 0 == done.exit_code, done.output
     assert "note: run.init_from: differences from the source: " in done.stdout
     assert "only in this run: return/mean" in done.stdout
-    done = told("validate", runs, "run.init_from=A", "network.name=tests.support.networks:Fitting")
+    done = run_command(
+        "validate", runs, "run.init_from=A", "network.name=tests.support.networks:Fitting"
+    )
     assert 2 == done.exit_code, done.output
     assert "no parameter of the network fits this run" in done.stderr
 

@@ -267,17 +267,22 @@ class TcpListener:
         after a connection has ended; `reachable` finds which.
         """
 
+        def report() -> None:
+            if self.changed:
+                self.changed = False
+                ended()
+
         def look() -> bool:
             while _readable(self._zap):
                 self._authenticate()
             self._observe()
             self._judge()
-            if self.changed:
-                self.changed = False
-                ended()
+            report()
             return True
 
         def drain() -> bool:
+            self._observe()  # a descriptor may belong to another connection than before
+            report()
             for _ in range(TURN):
                 if self._reader is None:
                     return True
