@@ -138,7 +138,11 @@ def module_of(name: str) -> str:
 
 
 def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
-    """Run one benchmark, print its table, and write its results."""
+    """Run one benchmark, print its table, and write its results.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted. The results of its samples so far are written.
+    """
     plan = Plan(
         quick=chosen.quick,
         rounds=chosen.rounds,
@@ -159,6 +163,8 @@ def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
     found = results.document(outcome, machine=machine.describe(), began=began, quick=plan.quick)
     results.write(found, chosen.results)
     print(results.table(found), flush=True)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
 
 
 def main() -> int:
@@ -181,6 +187,8 @@ def main() -> int:
             except BenchmarkError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 failed = True
+            except KeyboardInterrupt:
+                return 130
     return int(failed)
 
 

@@ -166,6 +166,8 @@ class Outcome:
     samples: tuple[Sample, ...]
     seconds: float
     warm_ups: tuple[Sample, ...] = field(default=())
+    interrupted: bool = False
+    """The last round may lack sides."""
 
     def values(self, side: str, name: str) -> list[float | None]:
         """Return the samples of one value, in the order of the rounds."""
@@ -245,7 +247,7 @@ def alternate(
     warm-up of each.
 
     Before each sample it waits up to ``patience_s`` seconds until other processes are idle. Their
-    load would distort the ratios.
+    load would distort the ratios. Ctrl-C ends it, and the samples so far remain.
     """
     began = time.monotonic()
 
@@ -272,10 +274,19 @@ def alternate(
     for side in benchmark.sides:
         if isinstance(side, Side) and side.warm_up is not None:
             warm_ups += take(-1, lambda name=side.name, warm_up=side.warm_up: {name: warm_up()})  # type: ignore[misc]
-    for number in range(rounds):
-        for side in benchmark.sides:
-            samples += take(number, lambda side=side, number=number: _measured(side, number))  # type: ignore[misc]
-    return Outcome(benchmark, tuple(samples), time.monotonic() - began, tuple(warm_ups))
+    interrupted = False
+    try:
+        for number in range(rounds):
+            for side in benchmark.sides:
+                samples += take(number, lambda side=side, number=number: _measured(side, number))  # type: ignore[misc]
+    except KeyboardInterrupt:
+        if not samples:
+            raise
+        interrupted = True
+        note = f"Interrupted in round {number + 1} of {rounds}, before it had measured all sides."
+        benchmark = replace(benchmark, notes=(*benchmark.notes, note))
+    seconds = time.monotonic() - began
+    return Outcome(benchmark, tuple(samples), seconds, tuple(warm_ups), interrupted)
 
 
 def _measured(side: Side | Together, number: int) -> Mapping[str, Values]:

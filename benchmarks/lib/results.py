@@ -128,7 +128,12 @@ def _values(outcome: Outcome) -> list[dict[str, Any]]:
 def _ratios(outcome: Outcome) -> list[dict[str, Any]]:
     found = []
     for ratio in outcome.benchmark.ratios:
-        samples = [ratio.of(values) for values in outcome.rounds()]
+        needed = outcome.benchmark.names if ratio.sides is None else ratio.sides
+        samples = [
+            ratio.of(values)
+            for values in outcome.rounds()
+            if not outcome.interrupted or values.keys() >= set(needed)
+        ]
         entry = {
             "name": ratio.name,
             "aim": ratio.aim,

@@ -1045,6 +1045,7 @@ def test_a_gpu_learner_does_what_a_cpu_learner_does_and_agrees_with_its_actors(
     for seed in range(1, 4):
         gpu.step(on("cuda", rollout(policy, env, seed=seed)))
         policy.load(gpu.flat())
+        assert np.array_equal(gpu.model.buffer.bytes.cpu().numpy(), gpu.flat())
     gpu.set_live(0.0, 0.0)
     found = gpu.step(on("cuda", rollout(policy, env, seed=9)))
     assert abs(found.statistics["kl"]) < 0.5e-10
@@ -1052,3 +1053,5 @@ def test_a_gpu_learner_does_what_a_cpu_learner_does_and_agrees_with_its_actors(
     resumed = ALGORITHMS[algorithm].make_learner(settings, env, torch.device("cuda"))
     resumed.load_state_dict(gpu.state_dict())
     same_state(gpu.state_dict(), resumed.state_dict())
+    gpu.load_state_dict(cpu.state_dict())
+    assert np.array_equal(cpu.flat(), gpu.flat())

@@ -171,6 +171,27 @@ def test_a_quotient_needs_both_values(
 # --------------------------------------------------------------------------------------------------
 
 
+def test_an_interrupted_benchmark_has_the_samples_so_far() -> None:
+    def interrupted(number: int) -> dict[str, float | None]:
+        if number == 1:
+            raise KeyboardInterrupt
+        return {"s": 4.0}
+
+    log: list[str] = []
+    ours = side("ours", log, lambda n: {"s": 1.0 + n})
+    whole = benchmark(log, sides=(ours, side("theirs", log, interrupted)))
+    outcome = alternate(whole, 3, patience_s=0.0, log=lambda _: None, read=Clock())
+    assert outcome.interrupted
+    assert ([1.0, 2.0], [4.0]) == (outcome.values("ours", "s"), outcome.values("theirs", "s"))
+    found = results.document(outcome, machine=MACHINE, began="now", quick=False)
+    assert [[4.0]] == [ratio["samples"] for ratio in found["ratios"]]
+    assert "Interrupted in round 2 of 3" in results.table(found)
+
+    nothing = benchmark(log, sides=(side("theirs", log, lambda _: interrupted(1)),), ratios=())
+    with pytest.raises(KeyboardInterrupt):
+        alternate(nothing, 3, patience_s=0.0, log=lambda _: None, read=Clock())
+
+
 def test_sides_alternate() -> None:
     _, log, _ = run(rounds=3)
     assert ["ours0", "theirs0", "ours1", "theirs1", "ours2", "theirs2"] == log

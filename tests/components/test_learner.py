@@ -93,8 +93,10 @@ class FakeAlgorithm:
         self.error: Exception | None = None
         self.used: list[int] = []
         self.extra: dict[str, float] = {}
+        self.copies = 0
 
     def flat(self) -> NDArray[np.uint8]:
+        self.copies += 1
         return np.array([self.steps], np.int64).view(np.uint8)
 
     def set_live(self, learning_rate: float, entropy_cost: float) -> None:
@@ -487,6 +489,7 @@ async def test_every_nth_version_is_published_and_the_others_are_settled_unpubli
             world.ledger.snapshot().updates,
             world.ledger.snapshot().unpublished_updates,
         )
+        assert 3 == world.algorithm.copies  # a GPU's weights are not copied for a skipped version
 
 
 async def test_a_lowered_bound_that_breaks_the_invariant_publishes_at_once_without_an_update() -> (

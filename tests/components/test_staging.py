@@ -49,9 +49,9 @@ class DeferredCopies(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is torch.ops.aten.copy_.default:
+        if func is torch.ops.aten.copy_.default or func is torch.ops.aten._foreach_copy_.default:
             self.waiting.append((func, args, kwargs or {}))
-            return args[0]
+            return args[0] if func is torch.ops.aten.copy_.default else None
         return func(*args, **(kwargs or {}))
 
     def run(self) -> None:

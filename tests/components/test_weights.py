@@ -192,7 +192,7 @@ def test_offered_versions_are_published_or_skipped_and_counted() -> None:
     assert NO_VERSION == publisher.version
     publisher.publish(Version(1, 0), flat(0))
     answers = [
-        publisher.offer(Version(1, number), flat(number), due=number % 3 == 0)
+        publisher.offer(Version(1, number), None if number % 3 else flat(number))
         for number in range(1, 7)
     ]
     assert [False, False, True, False, False, True] == answers
@@ -205,7 +205,7 @@ def test_readers_get_the_published_weights() -> None:
     channel = MemoryWeights()
     publisher = WeightPublisher(writer=channel)
     publisher.publish(Version(1, 0), flat(0))
-    publisher.offer(Version(1, 1), flat(1), due=False)
+    publisher.offer(Version(1, 1), None)
     into = flat(-1)
     assert (Version(1, 0), 0) == (channel.read_into(into), int(into.view(np.int64)[0]))
 

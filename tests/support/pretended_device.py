@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 DEVICE, CPU = torch.device("meta"), torch.device("cpu")
 aten = torch.ops.aten
+COPIES = {aten.copy_.default, aten._foreach_copy_.default}
 TAKES_INDICES_OF_THE_CPU = {
     aten.index.Tensor,
     aten.index_put.default,
@@ -82,10 +83,10 @@ class _Operations(TorchDispatchMode):
             found = func(*args, **kwargs)
             return self._marks.add(found) if device == DEVICE else found
         marked = any(tensor in self._marks for tensor in _tensors((args, kwargs)))
-        if marked and func is not aten.copy_.default:
+        if marked and func not in COPIES:
             self._refuse_a_mixture(func, [*args, *kwargs.values()])
         found = func(*args, **kwargs)
-        if marked and func is not aten.copy_.default:
+        if marked and func not in COPIES:
             for tensor in _tensors(found):
                 self._marks.add(tensor)
         return found

@@ -324,9 +324,7 @@ class Learner:
             self._prefetched = self._pull(Version(self._version.lineage, self._version.number + 1))
         self._clock.enter("busy")
         began = time.monotonic()
-        result, flat, due = await self._compute.run(
-            lambda: self._compute_update(batch, staged, bound)
-        )
+        result, flat = await self._compute.run(lambda: self._compute_update(batch, staged, bound))
         if self._compute.stopping.is_set():
             raise asyncio.CancelledError
         if config.learner.slowdown:
@@ -335,7 +333,7 @@ class Learner:
         self._version = Version(self._version.lineage, self._version.number + 1)
         self._samples += result.samples
         self._count_skipped(result)
-        published = self._publisher.offer(self._version, flat, due=due)
+        published = self._publisher.offer(self._version, flat)
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
         self._source.settle(Settlement(self._version, tickets, bound, published, not result.finite))
         self._trained += len(tickets)
@@ -360,10 +358,10 @@ class Learner:
 
     def _compute_update(
         self, batch: Batch, staged: StagedBatch | None, bound: int | None
-    ) -> tuple[StepResult, NDArray[np.uint8], bool]:
+    ) -> tuple[StepResult, NDArray[np.uint8] | None]:
         """Train on the batch, with all ranks. Runs on the compute thread.
 
-        Returns the result, the new weights, and True if they must be published under ``bound``.
+        Returns the result, and the new weights if they must be published under ``bound``.
         """
         live = self._settings.value
         config, elapsed = live.config, self._elapsed(batch, time.monotonic())
@@ -389,7 +387,7 @@ class Learner:
         result = self._recorded(result, in_force)
         due = self._is_due(config, staged.batch, bound)
         staged.release()
-        return result, self._newest_flat() if due else self._algorithm.flat(), due
+        return result, self._newest_flat() if due else None
 
     def _recorded(self, result: StepResult, in_force: Mapping[str, float]) -> StepResult:
         """``result`` with numbers as statistics, which count towards the means of the run.

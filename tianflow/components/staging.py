@@ -49,14 +49,24 @@ class StagedBatch:
     release: Callable[[], None] = nothing
 
 
+class Move(NamedTuple):
+    """One copy on the device, between views of the same shape."""
+
+    target: Tensor
+    source: Tensor
+
+
 class DeviceColumns(Protocol):
     """Where the fields of trajectories go."""
 
     def make(self, count: int, device: torch.device) -> dict[str, Tensor]:
         """Tensors for ``count`` trajectories."""
 
-    def fill(self, columns: Tensors, landed: Tensor, lengths: Sequence[int]) -> None:
-        """Move rows from ``landed``, [count, bytes of a slot] uint8, to ``columns``."""
+    def moves(self, columns: Tensors, landed: Tensor) -> list[Move]:
+        """The copies from ``landed``, [count, bytes of a slot] uint8, to ``columns``."""
+
+    def clear(self, columns: Tensors, lengths: Sequence[int]) -> None:
+        """Overwrite what lies behind the rows of trajectories of these ``lengths``."""
 
 
 class BatchColumns:
@@ -79,20 +89,26 @@ class BatchColumns:
             for field in self._layout.fields
         }
 
-    def fill(self, columns: Tensors, landed: Tensor, lengths: Sequence[int]) -> None:
-        for field in self._layout.fields:
-            target = columns[field.name]
-            if field.name.startswith("state/"):
-                source = _field(landed, field)
-                target.view(source.shape).copy_(source)
-            else:
-                _move_rows(landed, field, target)
-            for index, length in enumerate(lengths):
-                if length < self._layout.steps:
-                    self._clear(field.name, target, index, length)
+    def moves(self, columns: Tensors, landed: Tensor) -> list[Move]:
+        return [
+            self._move(field, columns[field.name], landed)
+            if field.name.startswith("state/")
+            else _move_of_rows(field, columns[field.name], landed)
+            for field in self._layout.fields
+        ]
+
+    @staticmethod
+    def _move(field: Field, target: Tensor, landed: Tensor) -> Move:
+        source = _field(landed, field)
+        return Move(target.view(source.shape), source)
+
+    def clear(self, columns: Tensors, lengths: Sequence[int]) -> None:
+        for index, length in enumerate(lengths):
+            if length < self._layout.steps:
+                for name, target in columns.items():
+                    self._clear(name, target, index, length)
 
     def _clear(self, name: str, target: Tensor, index: int, length: int) -> None:
-        """Overwrite what lies behind the ``length`` rows of a trajectory that was cut."""
         n = self._layout.num_envs
         if name == "version":
             target[length:, index] = target[length - 1, index].clone()
@@ -124,21 +140,26 @@ class DrawColumns:
             for field in self._fields
         }
 
-    def fill(self, columns: Tensors, landed: Tensor, lengths: Sequence[int]) -> None:  # noqa: ARG002 - as `DeviceColumns.fill`
-        for field in self._fields:
-            columns[field.name].copy_(_field(landed, field)[0][self._chosen[field.name]])
+    def moves(self, columns: Tensors, landed: Tensor) -> list[Move]:
+        return [
+            Move(columns[field.name], _field(landed, field)[0][self._chosen[field.name]])
+            for field in self._fields
+        ]
+
+    def clear(self, columns: Tensors, lengths: Sequence[int]) -> None:
+        """No effect: a draw is whole."""
 
 
-def _move_rows(landed: Tensor, field: Field, target: Tensor) -> None:
-    """Copy [count, rows, ...] of ``field`` to ``target``, [rows, count, ...]. A GPU moves rows of
-    words faster than rows of bytes.
+def _move_of_rows(field: Field, target: Tensor, landed: Tensor) -> Move:
+    """The copy of [count, rows, ...] of ``field`` to ``target``, [rows, count, ...]. A GPU moves
+    rows of words faster than rows of bytes.
     """
     count, rows = len(landed), field.shape[0]
     length = field.nbytes // rows
     word = torch.int64 if length % 8 == 0 else torch.uint8
     source = landed[:, field.offset : field.offset + field.nbytes].view(count, rows, length)
     place = target.view(torch.uint8).view(rows, count, length)
-    place.view(word).copy_(source.view(word).transpose(0, 1))
+    return Move(place.view(word), source.view(word).transpose(0, 1))
 
 
 def _field(landed: Tensor, field: Field) -> Tensor:
@@ -183,10 +204,17 @@ class CopyStream:
 
 
 class _Place(NamedTuple):
-    """Columns of one batch of ``size`` trajectories, and a mark of their last use."""
+    """Columns of one batch of trajectories.
 
-    size: int
+    ``landing``: where each trajectory arrives. ``targets`` and ``sources``: the moves from there.
+    All of them are views that were made once, because a view takes Python longer than a copy takes
+    the GPU. ``mark``: of the last use.
+    """
+
     columns: Tensors
+    landing: Sequence[Tensor]
+    targets: Sequence[Tensor]
+    sources: Sequence[Tensor]
     mark: Any
 
 
@@ -217,6 +245,8 @@ class SlotStager:
         self._nbytes = aligned(last.offset + last.nbytes)
         """Bytes of a slot without its request."""
         self._landing = torch.empty(0, self._nbytes, dtype=torch.uint8, device=device)
+        """Shared by all columns of one size: a batch leaves it before the next one arrives."""
+        self._slots: dict[int, Tensor] = {}
         # Three batches at most have columns: one is trained on, one is staged, and a rank may have
         # one that was refused.
         self._free: list[_Place] = []
@@ -230,19 +260,14 @@ class SlotStager:
         """Copy ``trajectories``, and sleep until the copies are complete. Their slots are then not
         needed any more.
         """
-        began, count = time.monotonic(), len(trajectories)
-        place = self._place(count)
+        began = time.monotonic()
+        slots = [self._slot(trajectory.slot) for trajectory in trajectories]
+        place = self._place(len(trajectories))
         with self._stream.use(), torch.no_grad():
             self._stream.start_after(place.mark)
-            if len(self._landing) != count:
-                self._landing = torch.empty(
-                    count, self._nbytes, dtype=torch.uint8, device=self._device
-                )
-            for landing, trajectory in zip(self._landing, trajectories, strict=True):
-                slot = self._arena.slot_memory(trajectory.slot)[: self._nbytes]
-                landing.copy_(torch.from_numpy(slot), non_blocking=True)
-            lengths = [trajectory.length for trajectory in trajectories]
-            self._columns.fill(place.columns, self._landing, lengths)
+            torch._foreach_copy_(place.landing, slots, non_blocking=True)
+            torch._foreach_copy_(place.targets, place.sources)
+            self._columns.clear(place.columns, [trajectory.length for trajectory in trajectories])
         self._stream.wait()
 
         def release() -> None:
@@ -257,10 +282,30 @@ class SlotStager:
         """
         while self._free:
             place = self._free.pop()
-            if place.size == count:
+            if len(place.landing) == count:
                 return place
+        if len(self._landing) != count:
+            with self._stream.use():  # no other stream uses its memory
+                self._landing = torch.empty(
+                    count, self._nbytes, dtype=torch.uint8, device=self._device
+                )
+        columns = self._columns.make(count, self._device)
+        moves = self._columns.moves(columns, self._landing)
         # Its memory may have been another tensor's, which the computing stream still reads.
-        return _Place(count, self._columns.make(count, self._device), self._stream.mark())
+        return _Place(
+            columns,
+            self._landing.unbind(),
+            [move.target for move in moves],
+            [move.source for move in moves],
+            self._stream.mark(),
+        )
+
+    def _slot(self, slot: int) -> Tensor:
+        """The bytes of ``slot``, without its request."""
+        if slot not in self._slots:
+            memory = self._arena.slot_memory(slot)[: self._nbytes]
+            self._slots[slot] = torch.from_numpy(memory)
+        return self._slots[slot]
 
 
 def make_stager(

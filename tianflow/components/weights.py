@@ -77,13 +77,15 @@ class WeightPublisher:
         self.nbytes += flat.nbytes
         self.seconds.add(time.monotonic() - began)
 
-    def offer(self, version: Version, flat: NDArray[np.uint8], *, due: bool) -> bool:
-        """Publish ``version`` if it is due, else skip it. Returns True if it was published."""
-        if due:
-            self.publish(version, flat)
-        else:
+    def offer(self, version: Version, flat: NDArray[np.uint8] | None) -> bool:
+        """Publish ``version``, or skip it if ``flat`` is None. Returns True if it was
+        published.
+        """
+        if flat is None:
             self.skipped += 1
-        return due
+            return False
+        self.publish(version, flat)
+        return True
 
 
 class PolicyWeights:

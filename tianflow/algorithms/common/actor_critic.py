@@ -299,6 +299,7 @@ class ActorCriticLearner(ABC):
         if count == 0 or should_stop():
             return StepResult(0, True, {})
         before = self._snapshot()
+        self.model.buffer.expect_changes()
         self.model.rewards.update(arrays, self.ranks)
         samples = read_batch(
             arrays, reward=self.model.rewards(arrays["reward"]), discount=self._discount
@@ -312,6 +313,7 @@ class ActorCriticLearner(ABC):
         finite = math.isfinite(statistics["loss"]) and math.isfinite(statistics["grad_norm"])
         if finite:
             self._saved = ()
+            self.model.buffer.settle()
             self.model.observations.update(samples.observation, samples.valid_t, self.ranks)
         else:
             self._restore(before)
@@ -485,6 +487,7 @@ class ActorCriticLearner(ABC):
             CheckpointError: it belongs to another model; nothing was changed.
         """
         require_same_arrays(state, self.state_dict())
+        self.model.buffer.expect_changes()
         self.model.buffer.bytes.copy_(torch.tensor(state["flat"]))
         self.optimiser.mean.copy_(torch.tensor(state["adam/mean"]))
         self.optimiser.square.copy_(torch.tensor(state["adam/square"]))

@@ -43,6 +43,10 @@ class FlatBuffer:
         self.table = WeightsTable(tuple(entries), offset)
         self.bytes = torch.zeros(offset, dtype=torch.uint8, device=device)
         self._host: Tensor | None = None
+        self._copies: Any = None
+        """A stream for copies to the CPU."""
+        self._settled: Any = None
+        """A CUDA event: the parameters are final, until `expect_changes`."""
         trained = sum(aligned(entry.nbytes) for entry in entries[: len(named)])
         self.parameters = self.bytes[:trained].view(torch.float32)
         self.gradients = torch.zeros_like(self.parameters)
@@ -72,6 +76,18 @@ class FlatBuffer:
         else:
             self.bytes.copy_(torch.from_numpy(flat))
 
+    def settle(self) -> None:
+        """The parameters of the operations so far are final until `expect_changes`. `host` copies
+        them from a GPU while later operations still compute extras.
+        """
+        if self.bytes.device.type == "cuda":
+            self._settled = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._settled.record()
+
+    def expect_changes(self) -> None:
+        """The parameters are about to change."""
+        self._settled = None
+
     def host(self) -> NDArray[np.uint8]:
         """All tensors on the CPU: a view, or a copy in pinned memory that the next call
         overwrites.
@@ -81,7 +97,17 @@ class FlatBuffer:
         if self._host is None:
             pinned = self.bytes.device.type == "cuda"
             self._host = torch.empty(self.bytes.shape, dtype=torch.uint8, pin_memory=pinned)
-        return self._host.copy_(self.bytes).numpy()
+        if self._settled is None:
+            return self._host.copy_(self.bytes).numpy()
+        trained = self.parameters.nbytes
+        if self._copies is None:
+            self._copies = torch.cuda.Stream(self.bytes.device)  # type: ignore[no-untyped-call]
+        self._copies.wait_event(self._settled)
+        with torch.cuda.stream(self._copies):
+            self._host[:trained].copy_(self.bytes[:trained], non_blocking=True)
+        self._host[trained:].copy_(self.rest)
+        self._copies.synchronize()
+        return self._host.numpy()
 
     def bind_replica(self, network: nn.Module) -> Tensor:
         """Make the parameters of ``network``, a copy of the original, views of this buffer.
