@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RANK_LOST_S = 1.0
 """Seconds for which a rank outlives another one, so that the first exit is that of the cause."""
+TOGETHER_S = 0.02
+"""Seconds that statistics or a heartbeat may be early, to share a turn."""
 OUT_OF_MEMORY = "OutOfMemoryError"
 """PyTorch's error. This module does not import PyTorch."""
 LESS_MEMORY = (
@@ -95,11 +97,8 @@ class ComponentHost:
         self.stopped: asyncio.Future[str] = self._loop.create_future()
         """Resolved when the host is to end: with "", or with the summary of its failure."""
         self.reconcile(plan.host.components)
-        self._reporters = [
-            self._loop.create_task(work) for work in (self._beat(), self._report_regularly())
-        ]
-        for reporter in self._reporters:
-            reporter.add_done_callback(self._reporter_ended)
+        self._reporter = self._loop.create_task(self._report_regularly())
+        self._reporter.add_done_callback(self._reporter_ended)
 
     def reconcile(self, wanted: Sequence[ComponentSpec]) -> None:
         """Run exactly the components ``wanted``. Only actors come and go."""
@@ -125,7 +124,7 @@ class ComponentHost:
     async def close(self) -> None:
         """Cancel every component and wait for that. Pending answers become BrokenChannelError."""
         self._compute.close()
-        running = (*self._tasks.values(), *self._reporters)
+        running = (*self._tasks.values(), self._reporter)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -212,18 +211,25 @@ class ComponentHost:
             if name in self._wanted:  # it is wanted again by now
                 self._add(self._wanted[name])
 
-    async def _beat(self) -> None:
-        """Send a heartbeat every `HEARTBEAT_S`."""
-        while True:
-            actors = [c for c in self._components.values() if isinstance(c, Actor)]
-            activities = [activity for actor in actors if (activity := actor.activity) is not None]
-            self._reports.heartbeat(tuple(activities))
-            await asyncio.sleep(HEARTBEAT_S)
-
     async def _report_regularly(self) -> None:
+        """Send statistics every ``metrics.interval_s`` and a heartbeat every `HEARTBEAT_S`, in one
+        turn where both are due.
+        """
+        report_at = beat_at = self._loop.time()
         while True:
-            self._reports.report([c.statistics() for c in self._components.values()])
-            await asyncio.sleep(self._settings.value.config.metrics.interval_s)
+            soon = self._loop.time() + TOGETHER_S
+            if soon >= report_at:
+                self._reports.report([c.statistics() for c in self._components.values()])
+                report_at = self._loop.time() + self._settings.value.config.metrics.interval_s
+            if soon >= beat_at:
+                self._beat()
+                beat_at = self._loop.time() + HEARTBEAT_S
+            await asyncio.sleep(min(report_at, beat_at) - self._loop.time())
+
+    def _beat(self) -> None:
+        actors = [c for c in self._components.values() if isinstance(c, Actor)]
+        activities = [activity for actor in actors if (activity := actor.activity) is not None]
+        self._reports.heartbeat(tuple(activities))
 
     # Failing
     # ----------------------------------------------------------------------------------------------
