@@ -56,6 +56,13 @@ def learning_panels() -> list[Json]:
             "Metrics of episodes",
             "Newest values of the metrics in the environments' info.",
             (now("episode_metric"), "{{run}} {{name}}"),
+            width=6,
+        ),
+        lines(
+            "Metrics of evaluations",
+            "Means of the metrics in the environments' info, in the newest evaluation.",
+            (now("evaluation_metric"), "{{run}} {{evaluation}} {{name}}"),
+            width=6,
         ),
         lines(
             "Entropy",

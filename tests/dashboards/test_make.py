@@ -58,7 +58,7 @@ def labels_emitted() -> dict[str, list[dict[str, str]]]:
     run = FakeRun(replay=True)
     run.servers = 1
     run.restarts = {("actors-0", "died"): 1}
-    run.evaluation = {"mean_return": 1.0, "version": 1.0}
+    run.evaluation = {"mean_return": 1.0, "version": 1.0, "success": 0.5}
     run.sinks = {"tensorboard": SinkStatistics(3, 1)}
     run.train(3)
     page, _ = Exporter(runs=lambda: [run.statistics()], requests={200: 1}).exposition("")

@@ -689,7 +689,8 @@ def test_runs_on_disk_are_opened_and_compared_and_not_steered(
     on_disk(folder, "killed", killed=True, mine__score=3.0, train__loss=2.0)
     on_disk(folder, "evil", **{EVIL: 1.0})
     texts = {"state": EVIL, "error": EVIL, "reason": EVIL, "seed": 1}
-    (folder / "evil" / "summary.json").write_text(json.dumps(texts))
+    evaluation = {"version": 7, "mean_return": 2.0, "episodes": 3, EVIL: 0.25}
+    (folder / "evil" / "summary.json").write_text(json.dumps({**texts, "evaluation": evaluation}))
     (folder / "evil" / "config.toml").write_text(f"[env]\nid = '{EVIL}'\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with service(folder) as served:
@@ -711,7 +712,7 @@ def test_runs_on_disk_are_opened_and_compared_and_not_steered(
         an_opened_run_is_read_only(watched)
         page.goto(f"{served.control.address}/#/runs/evil")
         watched.reads(".head .state", "stopped")
-        watched.text_in("#ending", EVIL)
+        watched.text_in("#ending", f"evaluation of version 7, 3 episodes, {EVIL} 0.25")
         watched.text_in(".lead", EVIL)
         assert 0 == page.locator("img[src=x]").count()
         assert [] == watched.errors

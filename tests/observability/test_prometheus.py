@@ -80,16 +80,17 @@ def samples(
 def test_every_evaluation_has_its_series_and_so_has_the_best_version() -> None:
     run = FakeRun()
     found = {name for name, _ in samples(exporter(run))}
-    names = {"evaluation_return_mean", "evaluation_version", "checkpoint_best_return"}
+    names = {"evaluation_return_mean", "evaluation_metric", "checkpoint_best_return"}
     assert set() == names & found
     run.evaluation = {"version": 4.0, "mean_return": 12.5, "episodes": 10.0}
-    run.further_evaluations = {"large": {"version": 3.0, "mean_return": 2.5, "episodes": 5.0}}
+    large = {"version": 3.0, "mean_return": 2.5, "episodes": 5.0, "success": 0.75}
+    run.further_evaluations = {"large": large}
     best = BestVersion(version=2, mean_return=20.0, episodes=10)
     run.checkpoint = CheckpointStatistics(attempts=1, last_success=1.0, best=best)
     series = samples(exporter(run))
 
-    def of(name: str, **labels: str) -> float:
-        return series[name, tuple(sorted({"run": "fake", **labels}.items()))]
+    def of(series_name: str, **labels: str) -> float:
+        return series[series_name, tuple(sorted({"run": "fake", **labels}.items()))]
 
     assert (12.5, 4.0) == tuple(
         of(name, evaluation="main") for name in ("evaluation_return_mean", "evaluation_version")
@@ -97,6 +98,8 @@ def test_every_evaluation_has_its_series_and_so_has_the_best_version() -> None:
     assert (2.5, 3.0) == tuple(
         of(name, evaluation="large") for name in ("evaluation_return_mean", "evaluation_version")
     )
+    assert 0.75 == of("evaluation_metric", evaluation="large", name="success")
+    assert 1 == sum(name == "evaluation_metric" for name, _ in series)
     assert (20.0, 2.0) == (of("checkpoint_best_return"), of("checkpoint_best_version"))
 
 

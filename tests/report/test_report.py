@@ -129,11 +129,13 @@ def test_a_report_names_every_evaluation_and_the_best_version() -> None:
     )
     assert "best" not in found
     best = {"mean_return": 5.0, "version": 1, "episodes": 4}
-    summary = {"further_evaluations": {"large": {**best, "mean_return": 4.0}}, "best": best}
+    large = {**best, "mean_return": 4.0, "success": 0.75, "crashes": 2.0}
+    summary = {"further_evaluations": {"large": large}, "best": best}
     found = facts(records(row(1.0, marks=marks), config=config, summary=summary))
-    assert ("4 (version 1, 4 episodes)", "5 (version 1, 4 episodes)") == tuple(
-        found[name] for name in ("evaluated (large)", "best")
-    )
+    assert (
+        "4 (version 1, 4 episodes, crashes 2, success 0.75)",
+        "5 (version 1, 4 episodes)",
+    ) == tuple(found[name] for name in ("evaluated (large)", "best"))
 
 
 def test_everything_that_a_run_can_say_is_escaped() -> None:

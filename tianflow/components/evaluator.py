@@ -13,7 +13,7 @@ import torch
 
 from tianflow.config.evaluations import evaluation_named
 from tianflow.core.learning import LearningTally, between
-from tianflow.core.payloads import NO_VERSION, Evaluation, Version
+from tianflow.core.payloads import NO_VERSION, NOT_METRICS, Evaluation, Version
 from tianflow.core.statistics import ComponentStatistics, EvaluatorMeasures, StateClock
 from tianflow.envs.make import environment_seed
 from tianflow.envs.using import with_environment
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 GROUP = "eval"
 """Group of the names of metrics."""
-OTHER_NUMBERS = frozenset(
-    {"version", "mean_return", "mean_reward", "episodes", "name", "t", "kind"}
-)
-"""Names beside those of metrics in the result of an evaluation, in its mark and in sinks."""
 
 
 def play(
@@ -125,7 +121,7 @@ class MetricsTally:
             name.removeprefix(f"{GROUP}/"): values.mean
             for name, values in between(before, self._before).items()
         }
-        return {name: mean for name, mean in means.items() if name not in OTHER_NUMBERS}
+        return {name: mean for name, mean in means.items() if name not in NOT_METRICS}
 
 
 class _Request(NamedTuple):

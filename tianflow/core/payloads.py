@@ -373,6 +373,9 @@ class Evaluation:
         return sum(self.returns) / len(self.returns)
 
 
+NOT_METRICS = frozenset({"version", "mean_return", "mean_reward", "episodes", "name", "t", "kind"})
+"""Names beside those of metrics in the result of an evaluation, in its mark and in sinks."""
+
 HEARTBEAT_S = 1.0
 """Seconds between two heartbeats of a host. No setting changes it, because silence is judged by
 it.

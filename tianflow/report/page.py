@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tianflow.core.formatting import DASH, duration, number
+from tianflow.core.payloads import NOT_METRICS
 from tianflow.observability.run_document import ENDED
 from tianflow.report.markup import Markup, element, joined
 from tianflow.report.records import Records, number_at, table_at
@@ -170,7 +171,13 @@ def _best(run: Records) -> str:
 
 def _outcome(found: Mapping[str, Any]) -> str:
     version, episodes = number(number_at(found, "version")), number(number_at(found, "episodes"))
-    return f"{number(number_at(found, 'mean_return'))} (version {version}, {episodes} episodes)"
+    metrics = [
+        f", {name} {number(value)}"
+        for name, value in sorted(found.items())
+        if name not in NOT_METRICS and isinstance(value, int | float)
+    ]
+    mean = number(number_at(found, "mean_return"))
+    return f"{mean} (version {version}, {episodes} episodes{''.join(metrics)})"
 
 
 def _reached(run: Records) -> str:

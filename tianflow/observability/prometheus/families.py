@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from tianflow.config.evaluations import MAIN
+from tianflow.core.payloads import NOT_METRICS
 from tianflow.core.statistics import MEASURES, Measures, RunStatistics, mean_or_none
 from tianflow.observability.learning import newest
 from tianflow.observability.prometheus.family import Family, Reader, Rows, counter, gauge, one
@@ -47,6 +48,13 @@ def _evaluations(field: str) -> Reader:
                 yield (name,), found[field]
 
     return rows
+
+
+def _evaluation_metrics(run: RunStatistics) -> Rows:
+    for name, found in {MAIN: run.evaluation, **run.further_evaluations}.items():
+        for metric, mean in found.items():
+            if metric not in NOT_METRICS:
+                yield (name, metric), mean
 
 
 def _late_actors(run: RunStatistics) -> Rows:
@@ -102,6 +110,14 @@ COMPUTED: tuple[Family, ...] = (
         "Version of the policy in the newest evaluation, by its name.",
         _evaluations("version"),
         "evaluation",
+    ),
+    gauge(
+        "evaluation_metric",
+        "Mean of a metric in the environments' info in the newest evaluation, by the name of the "
+        "evaluation; 64 metrics at most.",
+        _evaluation_metrics,
+        "evaluation",
+        "name",
     ),
     gauge(
         "staleness_min_updates",

@@ -129,8 +129,9 @@ class Guard:
         if not valid:
             raise ProblemError(
                 HTTPStatus.UNAUTHORIZED,
-                "A token is missing; send `Authorization: Bearer TOKEN` (see control.json of the "
-                "run, or service.json of the service).",
+                f"The token is {'wrong' if given else 'missing'}; send `Authorization: Bearer "
+                "TOKEN`. It is in control.json in the directory of the run, or in service.json in "
+                "the directory of the service's runs.",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         if not (control or reading):

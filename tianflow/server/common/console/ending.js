@@ -48,7 +48,8 @@ export class EndPanel {
 function evaluationText(from, evaluation) {
   if (from !== "evaluation") return from && "mean of training";
   const episodes = Number.isFinite(evaluation.episodes) ? `, ${whole(evaluation.episodes)} episodes` : "";
-  return `evaluation of version ${whole(evaluation.version)}${episodes}`;
+  const metrics = Object.entries(evaluation).filter(([name]) => !["version", "mean_return", "episodes"].includes(name));
+  return `evaluation of version ${whole(evaluation.version)}${episodes}${metrics.map(([name, value]) => `, ${name} ${number(value)}`).join("")}`;
 }
 
 function rest(summary) {
