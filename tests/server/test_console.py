@@ -73,8 +73,11 @@ async def test_the_page_and_its_files_need_no_token_from_anywhere(
 
 async def test_the_data_of_the_page_needs_a_token(client: Client) -> None:
     assert run_names_in_the_page() == []
-    await problem(await client.get("/api/v1/runs"), 401)
-    await problem(await client.get(f"{RUN}/history"), 401)
+    missing = await problem(await client.get("/api/v1/runs"), 401)
+    assert missing["detail"].startswith("The token is missing; ")
+    other = {"Authorization": "Bearer other"}
+    wrong = await problem(await client.get(f"{RUN}/history", headers=other), 401)
+    assert wrong["detail"].startswith("The token is wrong; ")
     await problem(await client.post("/"), 401)
 
 

@@ -212,9 +212,9 @@ class _Place(NamedTuple):
     """
 
     columns: Tensors
-    landing: Sequence[Tensor]
-    targets: Sequence[Tensor]
-    sources: Sequence[Tensor]
+    landing: tuple[Tensor, ...]
+    targets: list[Tensor]
+    sources: list[Tensor]
     mark: Any
 
 
