@@ -1,5 +1,5 @@
-"""Study: memory of a run with 128 actors whose learner is stopped for half an hour. It must not
-grow.
+"""Study: memory of a run with 128 actors whose learner is stopped for half an hour, with the actors
+on this machine and on a node. It must not grow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from benchmarks.lib.harness import Benchmark, Plan, Ratio, Side, Values, quotien
 from benchmarks.suites.many_actors import CONFIG, MOST, overrides
 
 HOSTS = 2
-STALLED = "128 actors, learner stopped"
+STALLED, OVER_TCP = "128 actors, learner stopped", "128 actors on a node, learner stopped"
 TIMEOUT_S = 180.0
 
 
@@ -20,9 +20,9 @@ def make(plan: Plan) -> Benchmark:
     seconds = 2.0 if plan.quick else 1800.0
     actors = 8 if plan.quick else MOST
 
-    def stalled() -> Values:
+    def stalled(*options: str) -> Values:
         with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
-            arguments = (CONFIG, 2.0, seconds, runs, *overrides(actors, HOSTS))
+            arguments = (CONFIG, 2.0, seconds, runs, *options, *overrides(actors, HOSTS))
             return child.run(
                 "benchmarks.workers.stalled_run", *arguments, timeout_s=TIMEOUT_S + 2 * seconds
             ).answer
@@ -30,18 +30,35 @@ def make(plan: Plan) -> Benchmark:
     return Benchmark(
         name="stalled",
         title="memory of a run with 128 actors while its learner is stopped",
-        sides=(Side(STALLED, lambda _: stalled()),),
-        ratios=(
+        sides=(
+            Side(STALLED, lambda _: stalled()),
+            Side(OVER_TCP, lambda _: stalled("--on-node")),
+        ),
+        ratios=tuple(
             Ratio(
-                "memory at the start over memory at the end",
-                lambda v: quotient(v[STALLED]["first"], v[STALLED]["last"]),
+                f"{name}: memory at the start over memory at the end",
+                lambda v, side=side, part=part: quotient(  # type: ignore[misc]
+                    v[side][f"{part}first"], v[side][f"{part}last"]
+                ),
                 aim=0.98,
-            ),
+                sides=(side,),
+            )
+            for name, side, part in (
+                ("one machine", STALLED, ""),
+                ("head of a node", OVER_TCP, ""),
+                ("node", OVER_TCP, "node_"),
+            )
         ),
         units={
-            "first": "MiB, all processes, 10 s after the stop",
-            "last": f"MiB, {seconds / 60:g} minutes later",
-            "highest": "MiB, between the two",
+            f"{part}{when}": f"MiB, {whose}, {then}"
+            for part, whose in (("", "all processes, or those of the head"), ("node_", "the node"))
+            for when, then in (
+                ("first", "10 s after the stop"),
+                ("last", f"{seconds / 60:g} minutes later"),
+                ("highest", "between the two"),
+            )
+        }
+        | {
             "processes": "processes",
         },
         settings={

@@ -29,11 +29,11 @@ def cpu_seconds(pid: int) -> float:
     return total / 1e9
 
 
-def tree() -> list[int]:
-    """Return the pids of this process and all its descendants."""
+def tree(pid: int | None = None) -> list[int]:
+    """Return ``pid``, by default that of this process, and those of all its descendants."""
     import psutil
 
-    own = psutil.Process()
+    own = psutil.Process(pid)
     return [own.pid, *(process.pid for process in own.children(recursive=True))]
 
 

@@ -1,11 +1,12 @@
-"""Worker: a run with many actors. It measures the memory of all processes while the learner is
-stopped.
+"""Worker: a run with many actors, here or on a node. It measures the memory of all processes while
+the learner is stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -13,11 +14,14 @@ from pathlib import Path
 
 from benchmarks.lib import child
 from benchmarks.lib.harness import Values
+from benchmarks.lib.nodes import NodeProcess, nodes
 from benchmarks.workers import paused_run, training
 from tianflow import open_run
 from tianflow.hosts import event_loop as loops
+from tianflow.rundir import join_file
 
 SETTLE_S = 10.0
+RUN = "stalled"
 
 
 async def stalled(
@@ -28,30 +32,52 @@ async def stalled(
     seconds: float,
     samples: int,
     runs: Path,
+    on_node: bool = False,
 ) -> Values:
     """Measure memory while the learner is stopped: after data in flight have settled, and
-    ``samples`` times over ``seconds``.
+    ``samples`` times over ``seconds``. With ``on_node``, the actors are on a node, which is
+    measured beside the rest.
     """
-    async with open_run(config, overrides, runs_dir=runs) as run:
-        await training.until_started(run)
-        await asyncio.sleep(train_s)
-        learner = next(pid for pid in paused_run.tree() if _name(pid) == "learner")
-        os.kill(learner, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(SETTLE_S)
-            first = paused_run.pss_mib(paused_run.tree())
-            found = []
-            for _ in range(samples):
-                await asyncio.sleep(seconds / samples)
-                found.append(paused_run.pss_mib(paused_run.tree()))
-        finally:
-            os.kill(learner, signal.SIGCONT)
-        return {
-            "first": first,
-            "last": found[-1],
-            "highest": max(found),
-            "processes": float(len(paused_run.tree())),
-        }
+    with contextlib.ExitStack() as stack:
+        node = None
+        settings = [*overrides, f"run.name={RUN}"]
+        if on_node:
+            node = NodeProcess(runs / RUN / join_file.NAME, "node", runs / "node.log")
+            stack.enter_context(nodes(node))
+            settings += ["placement.launcher=nodes", "cluster.expect=1"]
+        async with open_run(config, settings, runs_dir=runs) as run:
+            await training.until_started(run)
+            await training.until_every_actor_started(run)
+            await asyncio.sleep(train_s)
+            learner = next(pid for pid in paused_run.tree() if _name(pid) == "learner")
+            os.kill(learner, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(SETTLE_S)
+                found = [memory(node)]
+                for _ in range(samples):
+                    await asyncio.sleep(seconds / samples)
+                    found.append(memory(node))
+            finally:
+                os.kill(learner, signal.SIGCONT)
+            values: Values = {
+                f"{side}{when}": value
+                for side in found[0]
+                for when, value in (
+                    ("first", found[0][side]),
+                    ("last", found[-1][side]),
+                    ("highest", max(each[side] for each in found[1:])),
+                )
+            }
+            return {**values, "processes": float(len(paused_run.tree()))}
+
+
+def memory(node: NodeProcess | None) -> dict[str, float]:
+    """Return the memory of all processes, and of those of ``node`` as ``node_``."""
+    if node is None:
+        return {"": paused_run.pss_mib(paused_run.tree())}
+    there = paused_run.tree(node.process.pid)
+    here = [pid for pid in paused_run.tree() if pid not in there]
+    return {"": paused_run.pss_mib(here), "node_": paused_run.pss_mib(there)}
 
 
 def _name(pid: int) -> str:
@@ -59,14 +85,15 @@ def _name(pid: int) -> str:
 
 
 def main() -> None:
-    """Arguments: ``CONFIG TRAIN_S SECONDS RUNS [section.key=value ...]``."""
+    """Arguments: ``CONFIG TRAIN_S SECONDS RUNS [--on-node] [section.key=value ...]``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
     parser.add_argument("train_s", type=float)
     parser.add_argument("seconds", type=float)
     parser.add_argument("runs", type=Path)
+    parser.add_argument("--on-node", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     samples = max(1, round(given.seconds / 60.0))
     work = stalled(
         given.config,
@@ -75,6 +102,7 @@ def main() -> None:
         seconds=given.seconds,
         samples=samples,
         runs=given.runs,
+        on_node=given.on_node,
     )
     child.report(loops.run(work))
 
