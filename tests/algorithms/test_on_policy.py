@@ -37,7 +37,7 @@ from tianflow.config.model import (
 )
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import CheckpointError
-from tianflow.interfaces import LearnerBatch
+from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.networks import Output, make_network
 
 CASES = cases("estimators")
@@ -1021,6 +1021,30 @@ def test_a_batch_on_another_device_gives_the_update_of_a_cpu(
         torch.allclose(value, there.model.buffer.extras[name])
         for name, value in cpu.model.buffer.extras.items()
     )
+
+
+def test_parameters_that_a_step_of_a_plug_in_may_still_change_are_not_final(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settled: list[FlatBuffer] = []
+
+    def settle(buffer: FlatBuffer) -> None:
+        settled.append(buffer)
+
+    monkeypatch.setattr(FlatBuffer, "settle", settle)
+    settings, env = config("impala"), spec()
+    policy, learner = pair(settings, env)
+    learner.step(on("cpu", rollout(policy, env)))
+    assert [learner.model.buffer] == settled
+
+    class Clamped(ALGORITHMS["impala"].make_learner):  # type: ignore[misc, name-defined]
+        def step(self, batch: LearnerBatch) -> StepResult:
+            found: StepResult = super().step(batch)
+            self.model.buffer.parameters.clamp_(-1.0, 1.0)
+            return found
+
+    Clamped(settings, env, torch.device("cpu")).step(on("cpu", rollout(policy, env)))
+    assert 1 == len(settled)
 
 
 @pytest.mark.gpu

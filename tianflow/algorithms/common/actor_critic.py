@@ -313,7 +313,8 @@ class ActorCriticLearner(ABC):
         finite = math.isfinite(statistics["loss"]) and math.isfinite(statistics["grad_norm"])
         if finite:
             self._saved = ()
-            self.model.buffer.settle()
+            if type(self).step is ActorCriticLearner.step:  # else it may change parameters later
+                self.model.buffer.settle()
             self.model.observations.update(samples.observation, samples.valid_t, self.ranks)
         else:
             self._restore(before)
