@@ -1,5 +1,5 @@
-"""Study: memory of a run with 128 actors whose learner is stopped for half an hour, with the actors
-on this machine and on a node. It must not grow.
+"""Study: memory of a run with 128 actors whose learner stands still for half an hour, with the
+actors on this machine and on a node. It must not grow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from benchmarks.lib.harness import Benchmark, Plan, Ratio, Side, Values, quotien
 from benchmarks.suites.many_actors import CONFIG, MOST, overrides
 
 HOSTS = 2
-STALLED, OVER_TCP = "128 actors, learner stopped", "128 actors on a node, learner stopped"
+STALLED, OVER_TCP = "128 actors, learner stalled", "128 actors on a node, learner stalled"
 TIMEOUT_S = 180.0
 
 
@@ -29,7 +29,7 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="stalled",
-        title="memory of a run with 128 actors while its learner is stopped",
+        title="memory of a run with 128 actors while its learner stands still",
         sides=(
             Side(STALLED, lambda _: stalled()),
             Side(OVER_TCP, lambda _: stalled("--on-node")),
@@ -53,7 +53,7 @@ def make(plan: Plan) -> Benchmark:
             f"{part}{when}": f"MiB, {whose}, {then}"
             for part, whose in (("", "all processes, or those of the head"), ("node_", "the node"))
             for when, then in (
-                ("first", "10 s after the stop"),
+                ("first", "10 s after the learner stalls"),
                 ("last", f"{seconds / 60:g} minutes later"),
                 ("highest", "between the two"),
             )
@@ -63,7 +63,7 @@ def make(plan: Plan) -> Benchmark:
         },
         settings={
             "run": f"benchmarks/configs/{CONFIG.name} with {actors} actors in {HOSTS} hosts; "
-            "SIGSTOP after 2 s of training"
+            "learner.slowdown = 1e6 after 2 s of training"
         },
         notes=("Proportional set sizes, sampled once a minute.",),
     )

@@ -1,5 +1,5 @@
 """Worker: a run with many actors, here or on a node. It measures the memory of all processes while
-the learner is stopped.
+an update of the learner does not end. (A process that is stopped would be replaced.)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.lib import child
 from benchmarks.lib.harness import Values
+from benchmarks.lib.live_run import role_of
 from benchmarks.lib.nodes import NodeProcess, nodes
 from benchmarks.workers import paused_run, training
 from tianflow import open_run
@@ -22,6 +23,8 @@ from tianflow.rundir import join_file
 
 SETTLE_S = 10.0
 RUN = "stalled"
+SLOWDOWN = 1e6
+"""An update of 0.1 s sleeps for a day."""
 
 
 async def stalled(
@@ -34,7 +37,7 @@ async def stalled(
     runs: Path,
     on_node: bool = False,
 ) -> Values:
-    """Measure memory while the learner is stopped: after data in flight have settled, and
+    """Measure memory during an update that does not end: after data in flight have settled, and
     ``samples`` times over ``seconds``. With ``on_node``, the actors are on a node, which is
     measured beside the rest.
     """
@@ -49,16 +52,18 @@ async def stalled(
             await training.until_started(run)
             await training.until_every_actor_started(run)
             await asyncio.sleep(train_s)
-            learner = next(pid for pid in paused_run.tree() if _name(pid) == "learner")
-            os.kill(learner, signal.SIGSTOP)
-            try:
-                await asyncio.sleep(SETTLE_S)
-                found = [memory(node)]
-                for _ in range(samples):
-                    await asyncio.sleep(seconds / samples)
-                    found.append(memory(node))
-            finally:
-                os.kill(learner, signal.SIGCONT)
+            run.control.change({"learner": {"slowdown": SLOWDOWN}}, source="api")
+            await asyncio.sleep(SETTLE_S)
+            updates, found = run.control.statistics().ledger.updates, [memory(node)]
+            for _ in range(samples):
+                await asyncio.sleep(seconds / samples)
+                found.append(memory(node))
+            if run.control.statistics().ledger.updates != updates:
+                raise RuntimeError("an update has ended")
+            run.control.change({"learner": {"slowdown": 0.0}}, source="api")
+            for pid in paused_run.tree():  # its successor can end the run
+                if role_of(pid) == "learner":
+                    os.kill(pid, signal.SIGKILL)
             values: Values = {
                 f"{side}{when}": value
                 for side in found[0]
@@ -78,10 +83,6 @@ def memory(node: NodeProcess | None) -> dict[str, float]:
     there = paused_run.tree(node.process.pid)
     here = [pid for pid in paused_run.tree() if pid not in there]
     return {"": paused_run.pss_mib(here), "node_": paused_run.pss_mib(there)}
-
-
-def _name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
 
 
 def main() -> None:
