@@ -124,7 +124,13 @@ def test_lost_updates_of_a_cancelled_job_outrank_one_signal_and_a_second_one_giv
 
 def test_a_job_outlives_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = FakeJob(tmp_path, sends(signal.SIGHUP), RUNNING)
-    assert 129 == Follower(job).run()
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # nohup, in which tests may run, ignores it
+    try:
+        assert 129 == Follower(job).run()
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert [] == job.cancelled
     assert "job 1 of run demo continues" in capsys.readouterr().err
 
