@@ -96,7 +96,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "(default: chosen by the benchmark)",
     )
     parser.add_argument(
-        "--minutes", type=float, help="minutes of storm and node_faults (default: 30)"
+        "--minutes", type=float, help="minutes of storm, node_faults and stalled (default: 30)"
     )
     parser.add_argument("--cores", type=_cores, help="cores to use, such as 0,1 (default: all)")
     parser.add_argument(

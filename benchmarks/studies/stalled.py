@@ -17,7 +17,7 @@ TIMEOUT_S = 180.0
 
 def make(plan: Plan) -> Benchmark:
     """Make the benchmark in the size of ``plan``."""
-    seconds = 2.0 if plan.quick else 1800.0
+    seconds = 2.0 if plan.quick else 60.0 * (30.0 if plan.minutes is None else plan.minutes)
     actors = 8 if plan.quick else MOST
 
     def stalled(*options: str) -> Values:
@@ -65,5 +65,5 @@ def make(plan: Plan) -> Benchmark:
             "run": f"benchmarks/configs/{CONFIG.name} with {actors} actors in {HOSTS} hosts; "
             "learner.slowdown = 1e6 after 2 s of training"
         },
-        notes=("Proportional set sizes, sampled once a minute.",),
+        notes=("Proportional set sizes of anonymous and shared memory, sampled once a minute.",),
     )

@@ -37,14 +37,14 @@ def tree(pid: int | None = None) -> list[int]:
     return [own.pid, *(process.pid for process in own.children(recursive=True))]
 
 
-def pss_mib(pids: Sequence[int]) -> float:
+def pss_mib(pids: Sequence[int], kinds: Sequence[str] = ("Pss",)) -> float:
     """Return the sum of proportional set sizes, in which shared pages are divided between
-    processes.
+    processes. ``kinds``: lines of `smaps_rollup` that count.
     """
     total = 0
     for pid in pids:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        total += sum(int(line.split()[1]) for line in lines if line.split(":")[0] in kinds)
     return total / 1024
 
 

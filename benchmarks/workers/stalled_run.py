@@ -77,12 +77,15 @@ async def stalled(
 
 
 def memory(node: NodeProcess | None) -> dict[str, float]:
-    """Return the memory of all processes, and of those of ``node`` as ``node_``."""
+    """Return the memory of all processes, and of those of ``node`` as ``node_``. Pages of files do
+    not count: their share of a process depends on programs outside the run.
+    """
+    kinds = ("Pss_Anon", "Pss_Shmem")
     if node is None:
-        return {"": paused_run.pss_mib(paused_run.tree())}
+        return {"": paused_run.pss_mib(paused_run.tree(), kinds)}
     there = paused_run.tree(node.process.pid)
     here = [pid for pid in paused_run.tree() if pid not in there]
-    return {"": paused_run.pss_mib(here), "node_": paused_run.pss_mib(there)}
+    return {"": paused_run.pss_mib(here, kinds), "node_": paused_run.pss_mib(there, kinds)}
 
 
 def main() -> None:
