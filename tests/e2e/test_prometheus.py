@@ -237,7 +237,7 @@ async def test_every_panel_and_every_rule_answers_with_data(tmp_path: Path) -> N
     )  # it reads the installed entry points
     run.servers = 1
     run.ready, run.reasons = False, ("the learner waits",)
-    run.evaluation = {"mean_return": 12.0, "version": 1.0, "episodes": 100.0}
+    run.evaluation = {"mean_return": 12.0, "version": 1.0, "episodes": 100.0, "success": 0.5}
     directory = tmp_path / "runs" / run.id
     await asyncio.to_thread(directory.mkdir, parents=True)
     async with (
