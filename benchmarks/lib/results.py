@@ -128,7 +128,7 @@ def _values(outcome: Outcome) -> list[dict[str, Any]]:
 def _ratios(outcome: Outcome) -> list[dict[str, Any]]:
     found = []
     for ratio in outcome.benchmark.ratios:
-        needed = outcome.benchmark.names if ratio.sides is None else ratio.sides
+        needed = ratio.sides or outcome.benchmark.names
         samples = [
             ratio.of(values)
             for values in outcome.rounds()

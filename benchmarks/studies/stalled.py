@@ -17,7 +17,7 @@ TIMEOUT_S = 180.0
 
 def make(plan: Plan) -> Benchmark:
     """Make the benchmark in the size of ``plan``."""
-    seconds = 2.0 if plan.quick else 60.0 * (30.0 if plan.minutes is None else plan.minutes)
+    seconds = 2.0 if plan.quick else 60.0 * (plan.minutes or 30.0)
     actors = 8 if plan.quick else MOST
 
     def stalled(*options: str) -> Values:

@@ -78,8 +78,8 @@ class WeightPublisher:
         self.seconds.add(time.monotonic() - began)
 
     def offer(self, version: Version, flat: NDArray[np.uint8] | None) -> bool:
-        """Publish ``version``, or skip it if ``flat`` is None. Returns True if it was
-        published.
+        """Publish ``version`` with the weights ``flat``, or skip it without weights. Returns True
+        if it was published.
         """
         if flat is None:
             self.skipped += 1
